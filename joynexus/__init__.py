@@ -1,0 +1,1 @@
+"""joynexus: multi-tenant post-training of Vision-Language-Action policies on Ray."""

@@ -1,0 +1,1 @@
+"""Ray shells over the engines: placement, liveness, retries. No tensor math."""

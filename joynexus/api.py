@@ -1,0 +1,1 @@
+"""The in-cluster Python API."""

@@ -1,0 +1,1 @@
+"""Offline datasets, their statistics and the order in which they are sampled."""

@@ -1,0 +1,47 @@
+"""The contract of an offline dataset: episodes of frames, read by index."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+from joynexus.specs.contract import InterfaceContract
+from joynexus.specs.data import DatasetSpec
+from joynexus.types import Array, PolicyStats, TrainingBatch, ViewSpec
+
+
+class EpisodeDataset(ABC):
+    """Demonstrations, opened and checked whole before anything is trained on them."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, spec: DatasetSpec, view: ViewSpec) -> Self:
+        """Open and verify a dataset.
+
+        Raises:
+            DatasetError: If a file is missing, truncated or inconsistent, naming the file; nothing is kept open.
+        """
+
+    @property
+    @abstractmethod
+    def contract(self) -> InterfaceContract:
+        """The facts that the files declare."""
+
+    @property
+    @abstractmethod
+    def num_frames(self) -> int:
+        """Frames of all episodes; each is the start of one sample."""
+
+    @abstractmethod
+    def statistics(self) -> PolicyStats:
+        """Statistics of states and actions over all frames."""
+
+    @abstractmethod
+    def read(self, indices: Sequence[int] | Array, horizon: int) -> TrainingBatch:
+        """Read samples: the observation at each frame, and the chunk of ``horizon`` actions from there.
+
+        Steps past the episode's end repeat its last action and are marked in ``action_is_pad``.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the files."""

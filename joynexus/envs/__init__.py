@@ -1,0 +1,1 @@
+"""Simulated environments, each in a process of its own."""

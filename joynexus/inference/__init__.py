@@ -1,0 +1,1 @@
+"""The inference engine: policy versions, and acting for many tenants in one forward. No Ray."""

@@ -1,0 +1,1 @@
+"""Backbones, action modules and the prefix features between them."""

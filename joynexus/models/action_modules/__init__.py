@@ -1,0 +1,1 @@
+"""The built-in action modules, one file each."""

@@ -1,0 +1,95 @@
+"""The contract of a backbone: frozen, shared by all tenants, and blind to who they are."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from joynexus.models.prefix import PrefixBatch, PrefixFeatures
+from joynexus.specs.backbone import BackboneSpec
+from joynexus.specs.registry import load_implementation
+
+
+class Backbone(nn.Module, ABC):
+    """A frozen vision-language model that turns prefixes into features.
+
+    Every parameter has ``requires_grad=False`` and the module stays in ``eval()``: calling ``train()`` leaves it
+    there. ``prefix`` runs under ``no_grad``, not ``inference_mode``, whose tensors can't enter a trainable graph.
+    A row's features do not depend on the other rows, on their order or on their number: implementations run
+    chunks of exactly ``spec.chunk_size`` rows, padded with dummies.
+    """
+
+    spec: BackboneSpec
+    hidden_dim: int
+    """Width of ``PrefixFeatures.hidden``."""
+    num_encoded: int
+    """Rows encoded since the start, dummies not counted."""
+    num_forwards: int
+    """Chunks run since the start."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, spec: BackboneSpec, device: torch.device) -> Self:
+        """Build the frozen model on a device. Downloads nothing unless the spec names a hub id."""
+
+    @abstractmethod
+    def tokenize(self, prompts: Sequence[str], max_tokens: int) -> tuple[Int64[Tensor, "b l"], Bool[Tensor, "b l"]]:
+        """Turn prompts into token ids and mask, padded on the right to ``max_tokens``.
+
+        Raises:
+            InvalidBatchError: If a prompt is longer than the bucket; it is never cut silently.
+        """
+
+    @abstractmethod
+    def prefix(self, batch: PrefixBatch, signature: str) -> PrefixFeatures:
+        """Encode rows of one signature, without gradient."""
+
+    @abstractmethod
+    def extend(self, prefix: PrefixFeatures, tokens: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
+        """Push a tenant's own tokens through the frozen layers behind a cached prefix, with gradient to ``tokens``.
+
+        Raises:
+            NotImplementedError: If the backbone keeps no keys and values.
+        """
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  # torch's signature
+        """Stay in evaluation mode, whatever is asked: dropout or batch statistics must never wake up."""
+        del mode
+        return super().train(mode=False)
+
+    def freeze(self) -> Self:
+        """Switch off every gradient and every training behaviour."""
+        self.requires_grad_(requires_grad=False)
+        return self.eval()
+
+    def checksum(self) -> str:
+        """Hash of all parameters and buffers: the same before and after any tenant's life."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+
+def load_backbone(spec: BackboneSpec, device: torch.device | str = "cpu") -> Backbone:
+    """Build the backbone that a spec describes.
+
+    Args:
+        spec: Any registered backbone spec.
+        device: Where the weights go.
+
+    Returns:
+        The frozen backbone.
+    """
+    loaded = load_implementation(spec).load(spec, torch.device(device))
+    assert isinstance(loaded, Backbone)
+    return loaded.freeze()

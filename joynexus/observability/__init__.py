@@ -1,0 +1,1 @@
+"""Typed metrics, their sinks, the usage ledger and logs."""

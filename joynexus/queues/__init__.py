@@ -1,0 +1,1 @@
+"""The training queue and the inference batcher."""

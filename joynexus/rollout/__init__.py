@@ -1,0 +1,1 @@
+"""Policy times environment gives trajectories."""

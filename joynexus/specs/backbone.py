@@ -1,0 +1,126 @@
+"""Backbones: the frozen, shared vision-language models."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, JsonValue, model_validator
+
+from joynexus.specs.base import Component
+from joynexus.specs.registry import OneOf
+
+
+class BackboneSpec(Component):
+    """What every backbone declares, whatever its family."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights and of the features."""
+    chunk_size: int = Field(default=16, ge=1, le=1024)
+    """Rows of one forward. Fixed, and padded with dummies, so that neighbours can't change a row's numbers."""
+
+    processor_revision: ClassVar[str] = "1"
+    """Raised when the preprocessing or the tokenizer changes, so that old features are never mixed with new."""
+    state_in_prefix: ClassVar[bool] = False
+    """Whether the robot's state enters the prefix; it then belongs to the signature."""
+    min_image_size: ClassVar[int] = 16
+    """Smallest image side, in pixels, that the vision tower takes."""
+
+    def identity(self) -> dict[str, JsonValue]:
+        """Return all that changes the numbers of the prefix: weights, revision, dtype, forward shape."""
+        return {
+            **self.model_dump(mode="json"),
+            "processor_revision": type(self).processor_revision,
+            "state_in_prefix": type(self).state_in_prefix,
+        }
+
+    def prefix_bytes(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:
+        """Estimate the bytes of one sample's prefix features."""
+        raise NotImplementedError
+
+    def parameter_bytes(self) -> int:
+        """Estimate the resident bytes of the weights."""
+        raise NotImplementedError
+
+    def hidden_dim(self) -> int:
+        """Return the width of one prefix token."""
+        raise NotImplementedError
+
+    @property
+    def bytes_per_number(self) -> int:
+        """Bytes of one weight or feature."""
+        return 4 if self.dtype == "float32" else 2
+
+
+class LiteBackboneSpec(BackboneSpec):
+    """EfficientNet-Lite0 and MiniLM: a pretrained 27 M pair whose weights ship in Python packages.
+
+    The image tokens are a feature map of the network, the text tokens the encoder's hidden states, both projected
+    to one width by a fixed random matrix drawn from ``projection_seed`` (Johnson-Lindenstrauss).
+    """
+
+    implementation: ClassVar[str] = "joynexus.models.backbones.lite:LiteBackbone"
+    type: Literal["lite"] = "lite"
+    width: int = Field(default=192, ge=16, le=1280)
+    """Width of a prefix token after the projection."""
+    feature_stride: Literal[16, 32] = 32
+    """Pixels per image token along each axis: 16 taps an earlier, spatially finer stage."""
+    projection_seed: int = 0
+    """Seed of the fixed projection."""
+    min_image_size: ClassVar[int] = 32
+
+    def hidden_dim(self) -> int:  # noqa: D102
+        return self.width
+
+    def parameter_bytes(self) -> int:  # noqa: D102
+        return 27_400_000 * self.bytes_per_number
+
+    def prefix_bytes(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
+        height, width = (-(-side // self.feature_stride) for side in image_size)
+        return (num_cameras * height * width + num_tokens) * self.width * self.bytes_per_number
+
+
+class SmolVlmBackboneSpec(BackboneSpec):
+    """SmolVLM (transformers' own class) from a folder or hub id, or random from an explicit tiny config."""
+
+    implementation: ClassVar[str] = "joynexus.models.backbones.smolvlm:SmolVlmBackbone"
+    type: Literal["smolvlm"] = "smolvlm"
+    path: str | None = None
+    """Local folder or hub id; a hub id is downloaded only where the machine is configured to."""
+    revision: str | None = None
+    """Commit or tag of a hub id."""
+    init: Literal["pretrained", "random"] = "pretrained"
+    """``random`` builds ``config`` with ``seed``: for tests and benchmarks, never a useful policy."""
+    config: dict[str, JsonValue] | None = None
+    """Arguments of transformers' SmolVLMConfig; only with ``init: random``."""
+    seed: int = 0
+    """Of the random weights."""
+    num_layers: int | None = Field(default=None, ge=1)
+    """Keep the first N language layers, as SmolVLA does; None keeps all."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "SmolVlmBackboneSpec":
+        if self.init == "random" and (self.config is None or self.path is not None):
+            raise ValueError("init: random needs 'config' and no 'path'")
+        if self.init == "pretrained" and (self.path is None or self.config is not None):
+            raise ValueError("init: pretrained needs 'path' and no 'config'")
+        return self
+
+    def _text(self) -> dict[str, Any]:
+        text = (self.config or {}).get("text_config")
+        return dict(text) if isinstance(text, dict) else {}
+
+    def hidden_dim(self) -> int:  # noqa: D102
+        return int(self._text().get("hidden_size", 960))
+
+    def parameter_bytes(self) -> int:  # noqa: D102
+        if self.init == "pretrained":
+            return 500_000_000 * self.bytes_per_number
+        layers = self.num_layers or int(self._text().get("num_hidden_layers", 2))
+        return 24 * self.hidden_dim() ** 2 * layers * self.bytes_per_number
+
+    def prefix_bytes(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
+        layers = self.num_layers or int(self._text().get("num_hidden_layers", 16))
+        tokens = num_cameras * 64 + num_tokens
+        return tokens * self.hidden_dim() * (1 + 2 * layers) * self.bytes_per_number
+
+
+AnyBackbone = Annotated[BackboneSpec, OneOf("backbones")]
+"""Any registered backbone, by ``type``."""

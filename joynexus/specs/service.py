@@ -1,0 +1,118 @@
+"""A service: what the operator runs and shares among tenants."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from joynexus.specs.backbone import AnyBackbone
+from joynexus.specs.base import Name, Resources, Spec
+
+
+class PrefixStoreSpec(Spec):
+    """Byte budget of the store of prefix features."""
+
+    device_bytes: int = Field(default=256 << 20, ge=0)
+    """Kept on the device of the backbone; 0 keeps none."""
+    host_bytes: int = Field(default=512 << 20, ge=0)
+    """Kept in host memory after leaving the device tier; on a CPU the two tiers are one."""
+
+
+class TrainingSpec(Spec):
+    """The TrainingActor of each backbone."""
+
+    slots: int = Field(default=8, ge=1, le=4096)
+    """Tenants that can be trained at once."""
+    device_bytes: int = Field(default=8 << 30, ge=1 << 20)
+    """Memory for backbone, slots and store; a tenant that does not fit is refused."""
+    max_group_samples: int = Field(default=256, ge=1)
+    """Samples of one group step."""
+    max_wait_ms: float = Field(default=20.0, ge=0.0)
+    """How long a group waits for further tenants once one is ready."""
+    prefix_store: PrefixStoreSpec = PrefixStoreSpec()
+    num_threads: int = Field(default=1, ge=1)
+    """Torch threads."""
+    resources: Resources = Resources(num_cpus=0.5)
+
+
+class InferenceSpec(Spec):
+    """The replicas of each backbone."""
+
+    num_replicas: int = Field(default=1, ge=1, le=1024)
+    max_batch_size: int = Field(default=32, ge=1, le=4096)
+    """Rows of one forward."""
+    max_wait_ms: float = Field(default=5.0, ge=0.0)
+    """How long an idle replica waits for further rows after the first."""
+    max_queued_rows: int = Field(default=1024, ge=1)
+    """Rows that wait at most; further callers get a back-pressure error."""
+    prefix_store: PrefixStoreSpec = PrefixStoreSpec(device_bytes=64 << 20, host_bytes=0)
+    num_threads: int = Field(default=1, ge=1)
+    """Torch threads."""
+    resources: Resources = Resources(num_cpus=0.25)
+
+
+class QueueSpec(Spec):
+    """The training queue beside each TrainingActor."""
+
+    lane_items: int = Field(default=32, ge=1)
+    """Items (SFT micro-batches, trajectories) that wait in one tenant's lane; a put beyond it answers ``full``."""
+    lane_bytes: int = Field(default=512 << 20, ge=1)
+    """Bytes that wait in one tenant's lane."""
+    max_in_flight: int = Field(default=64, ge=1)
+    """Items of one tenant that are leased and not yet acknowledged."""
+    lease_s: float = Field(default=120.0, gt=0.0)
+    """A lease that is not renewed for this long returns its items to the head of their lanes."""
+    ageing_s: float = Field(default=10.0, gt=0.0)
+    """Waiting this long lifts a lane by one priority class."""
+    resources: Resources = Resources(num_cpus=0.05)
+
+
+class HealthSpec(Spec):
+    """How dead and hung roles are found and replaced."""
+
+    period_s: float = Field(default=1.0, gt=0.0)
+    """Between two pings of a role."""
+    timeout_s: float = Field(default=10.0, gt=0.0)
+    """A ping that takes longer is missed."""
+    missed_pings: int = Field(default=2, ge=1)
+    """Missed in a row before a role counts as hung."""
+    startup_s: float = Field(default=180.0, gt=0.0)
+    """A role that has not answered its first ping for this long counts as hung."""
+    max_restarts: int = Field(default=5, ge=0)
+    """Of one role within ``restart_window_s``; beyond it the role's tenant fails."""
+    restart_window_s: float = Field(default=300.0, gt=0.0)
+    stall_s: float = Field(default=600.0, gt=0.0)
+    """A workload with no progress for this long is FAILED, never left running."""
+
+
+class StorageSpec(Spec):
+    """Where runs are written."""
+
+    root: Path = Path("outputs")
+    """Folder of all runs; a relative one is taken from the folder where the service is started."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest checkpoints kept per tenant."""
+
+
+class QuotaSpec(Spec):
+    """What one tenant may take at most."""
+
+    max_env_workers: int = Field(default=64, ge=1)
+    max_module_bytes: int = Field(default=4 << 30, ge=1)
+    """Of parameters, gradients and optimizer state."""
+
+
+class ServiceSpec(Spec):
+    """The operator's description of one service."""
+
+    service: Name = "joynexus"
+    """Name, also of the Ray namespace."""
+    backbones: dict[Name, AnyBackbone] = Field(min_length=1)
+    """Resident backbones by the name that tenants use."""
+    training: TrainingSpec = TrainingSpec()
+    inference: InferenceSpec = InferenceSpec()
+    queue: QueueSpec = QueueSpec()
+    health: HealthSpec = HealthSpec()
+    storage: StorageSpec = StorageSpec()
+    quotas: QuotaSpec = QuotaSpec()
+    placement_timeout_s: float = Field(default=30.0, gt=0.0)
+    """How long a placement group may stay pending before its tenant is refused."""

@@ -1,0 +1,78 @@
+"""The schema signature: which prefixes may share one forward of the backbone.
+
+Canonical JSON of all that changes the prefix or its layout, hashed with SHA-256, so that the same specs give the
+same signature in every process and on every platform. The names of the cameras are not in it: a frozen backbone
+sees slots, not names, and a LIBERO tenant and a ManiSkill tenant with two cameras each do share a forward.
+"""
+
+import hashlib
+import json
+
+from pydantic import JsonValue
+
+from joynexus.specs.backbone import BackboneSpec
+from joynexus.specs.base import Spec
+from joynexus.specs.tenant import ObservationSpec
+
+
+class PrefixLayout(Spec):
+    """All that two samples must have in common to go through the backbone in one forward."""
+
+    backbone: dict[str, JsonValue]
+    """The backbone's identity: family, weights, revision, dtype, chunk size, processor revision."""
+    num_cameras: int
+    image_size: tuple[int, int] | None
+    """None where there are no cameras."""
+    preprocessing: str = "uint8-hwc/1"
+    """How frames enter: revision of the common part; the family's own is in its processor revision."""
+    prompt_template: str
+    max_prompt_tokens: int
+    mask_layout: str = "bidirectional-prefix/1"
+    history: int = 1
+    """Observations per prefix."""
+    state_dim: int | None
+    """Only where the state enters the prefix."""
+
+    @property
+    def signature(self) -> str:
+        """Schema signature: 64 hexadecimal digits."""
+        return hashlib.sha256(canonical_json(self.model_dump(mode="json")).encode()).hexdigest()
+
+
+def canonical_json(value: JsonValue) -> str:
+    """Serialise with sorted keys, no spaces and ASCII only: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def prefix_layout(backbone: BackboneSpec, observation: ObservationSpec) -> PrefixLayout:
+    """Describe the prefix of a policy.
+
+    Args:
+        backbone: The resident backbone.
+        observation: What the policy looks at.
+
+    Returns:
+        The layout, whose ``signature`` is the policy's schema signature.
+    """
+    return PrefixLayout(
+        backbone=backbone.identity(),
+        num_cameras=len(observation.cameras),
+        image_size=observation.image_size if observation.cameras else None,
+        prompt_template=observation.prompt_template,
+        max_prompt_tokens=observation.max_prompt_tokens,
+        state_dim=observation.state_dim if backbone.state_in_prefix else None,
+    )
+
+
+def layout_differences(first: PrefixLayout, second: PrefixLayout) -> dict[str, tuple[JsonValue, JsonValue]]:
+    """Return the fields in which two layouts differ, by dotted path, with both values."""
+    return _differences(first.model_dump(mode="json"), second.model_dump(mode="json"), "")
+
+
+def _differences(first: JsonValue, second: JsonValue, path: str) -> dict[str, tuple[JsonValue, JsonValue]]:
+    if isinstance(first, dict) and isinstance(second, dict):
+        found: dict[str, tuple[JsonValue, JsonValue]] = {}
+        for key in sorted({*first, *second}):
+            found |= _differences(first.get(key), second.get(key), f"{path}.{key}" if path else key)
+        return found
+    return {} if first == second else {path: (first, second)}

@@ -1,0 +1,1 @@
+"""Fakes and contract checks, for joynexus itself and for plugins."""

@@ -1,0 +1,1 @@
+"""The training engine: slots, learners, checkpoints and the prefix store. No Ray."""

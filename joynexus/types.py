@@ -1,0 +1,382 @@
+"""The data that crosses modules and processes: numpy and plain values, never torch, so that it ships cheaply.
+
+Shapes use: ``b`` rows, ``c`` cameras in the policy's order, ``h`` and ``w`` pixels, ``s`` state, ``t`` horizon of an
+action chunk, ``a`` action, ``n`` decisions (chunks) of a trajectory. Images are uint8 HWC; states and actions are in
+the environment's own units: normalisation belongs to the policy and happens beside its module.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int64, UInt8
+
+from joynexus.specs.algorithm import OptimizerSpec
+from joynexus.specs.tenant import PolicySpec
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, np.dtype[Any]]
+else:  # jaxtyping checks shapes and types on the bare class
+    Array = np.ndarray
+
+Arrays = dict[str, Array]
+"""Named arrays of any type; first axis is the row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """Rows of what a policy looks at."""
+
+    images: UInt8[Array, "b c h w 3"]
+    """Cameras in the policy's order; ``c`` is 0 for a policy without vision."""
+    image_mask: Bool[Array, "b c"]
+    """False where a camera gave no frame; the frame is then ignored."""
+    state: Float32[Array, "b s"]
+    """Raw, not normalised."""
+    instructions: tuple[str, ...]
+    """One per row."""
+
+    def __len__(self) -> int:
+        return len(self.instructions)
+
+    def rows(self, index: Sequence[int] | slice | Array) -> "Observation":
+        """Return the rows that an index, a list of indices or a slice picks."""
+        picked = np.arange(len(self))[index if isinstance(index, slice) else np.asarray(index, dtype=np.int64)]
+        return Observation(
+            images=self.images[picked],
+            image_mask=self.image_mask[picked],
+            state=self.state[picked],
+            instructions=tuple(self.instructions[int(each)] for each in picked),
+        )
+
+    @staticmethod
+    def concatenate(parts: "Sequence[Observation]") -> "Observation":
+        """Stack the rows of several observations of one shape."""
+        return Observation(
+            images=np.concatenate([part.images for part in parts]),
+            image_mask=np.concatenate([part.image_mask for part in parts]),
+            state=np.concatenate([part.state for part in parts]),
+            instructions=tuple(text for part in parts for text in part.instructions),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.images.nbytes + self.image_mask.nbytes + self.state.nbytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ViewSpec:
+    """Which frames a policy wants."""
+
+    cameras: tuple[str, ...]
+    """In the policy's order; empty renders nothing."""
+    image_size: tuple[int, int]
+    """Height and width in pixels."""
+
+
+def broadcast_instructions(instructions: str | Sequence[str], rows: int) -> tuple[str, ...]:
+    """Give every row its instruction: one string serves all, a sequence must have one per row.
+
+    Raises:
+        ValueError: If a sequence has another length than ``rows``.
+    """
+    if isinstance(instructions, str):
+        return (instructions,) * rows
+    if len(instructions) != rows:
+        raise ValueError(f"{len(instructions)} instructions for {rows} rows. Give one per row, or one string for all.")
+    return tuple(instructions)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingBatch:
+    """Rows that a tenant learns from in one micro-batch."""
+
+    observation: Observation
+    actions: Float32[Array, "b t a"]
+    """Whole chunks, raw; all ``horizon`` steps are supervised, however few are executed."""
+    action_is_pad: Bool[Array, "b t"]
+    """True past the end of the episode; such steps never enter a loss."""
+    sample_ids: tuple[str, ...]
+    """Identity of each row, for exactly-once accounting and the record of what was seen."""
+    extras: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    """What the loss needs beyond, first axis b: ``advantages``, ``old_log_prob``, ``weights``, ``trace/...``."""
+
+    def __len__(self) -> int:
+        return len(self.observation)
+
+    def rows(self, index: Sequence[int] | slice | Array) -> "TrainingBatch":
+        """Return the rows that an index, a list of indices or a slice picks."""
+        picked = np.arange(len(self))[index if isinstance(index, slice) else np.asarray(index, dtype=np.int64)]
+        return TrainingBatch(
+            observation=self.observation.rows(picked),
+            actions=self.actions[picked],
+            action_is_pad=self.action_is_pad[picked],
+            sample_ids=tuple(self.sample_ids[int(each)] for each in picked),
+            extras={name: value[picked] for name, value in self.extras.items()},
+        )
+
+    @staticmethod
+    def concatenate(parts: "Sequence[TrainingBatch]") -> "TrainingBatch":
+        """Stack the rows of several batches with the same extras."""
+        return TrainingBatch(
+            observation=Observation.concatenate([part.observation for part in parts]),
+            actions=np.concatenate([part.actions for part in parts]),
+            action_is_pad=np.concatenate([part.action_is_pad for part in parts]),
+            sample_ids=tuple(each for part in parts for each in part.sample_ids),
+            extras={name: np.concatenate([part.extras[name] for part in parts]) for name in parts[0].extras},
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.observation.nbytes + self.actions.nbytes + sum(each.nbytes for each in self.extras.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictRequest:
+    """Rows that want an action chunk each."""
+
+    tenant: str
+    observation: Observation
+    seeds: tuple[int, ...]
+    """One per row: the row's noise depends on it alone, never on the rows beside it."""
+    deterministic: bool = False
+    """Act without exploration (mode of the distribution; flow modules still start from seeded noise)."""
+    version: int | None = None
+    """Ask for one resident version, such as 0, the untrained module; None takes the newest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionChunk:
+    """The answer to a :class:`PredictRequest`."""
+
+    actions: Float32[Array, "b t a"]
+    """Raw, in the environment's units and sign conventions."""
+    policy_version: int
+    """The one version that served all rows."""
+    log_prob: Float32[Array, " b"] | None = None
+    """Of the whole chunk, summed over its steps and dimensions."""
+    value: Float32[Array, " b"] | None = None
+    trace: Arrays = field(default_factory=dict[str, Array])
+    """What the module needs to evaluate the same decision again (such as the action before its tanh)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """One episode as a sequence of decisions (action chunks); index i of every array is decision i."""
+
+    trajectory_id: str
+    """Unique over the tenant's life: workload, episode and attempt."""
+    tenant: str
+    episode: int
+    """Index of the episode in its workload; decides seed and initial state."""
+    seed: int
+    initial_state: int
+    observation: Observation
+    """What each decision was made from; n rows."""
+    actions: Float32[Array, "n t a"]
+    """Whole chunks as predicted; only the first ``num_steps[i]`` of chunk i were executed."""
+    num_steps: Int64[Array, " n"]
+    """Executed environment steps of each chunk."""
+    rewards: Float32[Array, " n"]
+    """Summed over the executed steps of each chunk."""
+    log_prob: Float32[Array, " n"]
+    values: Float32[Array, " n"]
+    trace: Arrays
+    """Of each decision; first axis n."""
+    policy_versions: Int64[Array, " n"]
+    """Version that made each decision."""
+    terminated: bool
+    """The task itself ended; nothing is bootstrapped."""
+    truncated: bool
+    """A time limit ended the episode; ``final_value`` counts."""
+    final_value: float
+    """Critic at the final observation (never the next episode's first); 0 if terminated."""
+    success_once: bool
+    success_at_end: bool
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def policy_version(self) -> int:
+        """The oldest version that made a decision: what staleness is counted from."""
+        return int(self.policy_versions.min())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        small = self.actions.nbytes + sum(each.nbytes for each in self.trace.values())
+        return self.observation.nbytes + small + self.rewards.nbytes * 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeReport:
+    """What evaluation keeps of one episode."""
+
+    episode: int
+    seed: int
+    initial_state: int
+    status: Literal["success", "failure", "crash"]
+    """``crash`` is an infrastructure fault and enters no success rate."""
+    success_once: bool
+    success_at_end: bool
+    num_steps: int
+    episode_return: float
+    policy_version: int
+    video: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NormalizationStats:
+    """Per-dimension statistics over all frames of a dataset, in raw units."""
+
+    mean: Float32[Array, " d"]
+    std: Float32[Array, " d"]
+    minimum: Float32[Array, " d"]
+    maximum: Float32[Array, " d"]
+    q01: Float32[Array, " d"]
+    q99: Float32[Array, " d"]
+    count: int
+    """Frames that the statistics were computed over."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyStats:
+    """The statistics that travel with a policy, in its checkpoints, its publications and its export."""
+
+    state: NormalizationStats | None
+    """None: the state enters as it is."""
+    action: NormalizationStats | None
+    """None: actions leave as they are."""
+    source: str
+    """Where they were computed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicySnapshot:
+    """One immutable policy version: what the trainer publishes and the replicas serve."""
+
+    tenant: str
+    version: int
+    """0 is the base: the module as it was initialised."""
+    policy: PolicySpec
+    parameters: Arrays
+    """The action module's state, by parameter name; never the backbone's."""
+    stats: PolicyStats | None
+    seed: int
+    """The tenant's."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the parameters."""
+        return sum(each.nbytes for each in self.parameters.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneItem:
+    """What producers put into a tenant's lane of the training queue."""
+
+    item_id: str
+    """Unique over the tenant's life; a second put of the same id is answered ``duplicate``."""
+    tenant: str
+    workload: int
+    """Index of the workload that it belongs to; items of an ended workload are dropped as stale."""
+    ordinal: int
+    """SFT: index of the micro-batch; RL: index of the episode."""
+    policy_version: int
+    """RL: version that sampled it; SFT: the largest int64, never stale."""
+    payload: TrainingBatch | Trajectory
+
+    @property
+    def cost(self) -> int:
+        """Samples: rows of a batch, decisions of a trajectory."""
+        return len(self.payload)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload."""
+        return self.payload.nbytes
+
+
+NEVER_STALE = 2**63 - 1
+"""``policy_version`` of data that no policy sampled."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """Which loss a training call uses; an unknown name is refused, never replaced by a default."""
+
+    name: str
+    """A key of ``joynexus.training.losses.LOSSES``: ``supervised``, ``weighted``, ``ppo``."""
+    parameters: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingCall:
+    """One call of a tenant to its training slot.
+
+    ``batch`` with ``loss`` accumulates a gradient (``forward_backward``), ``optimizer`` applies it (``optim_step``),
+    both together are ``train_batch``. A tenant's calls take effect in the order of their sequence numbers.
+    """
+
+    tenant: str
+    sequence: int
+    """0, 1, 2, ... per tenant; a repeated number returns the first answer and does nothing."""
+    batch: TrainingBatch | None = None
+    loss: Loss | None = None
+    optimizer: OptimizerSpec | None = None
+    schedule_steps: int | None = None
+    """Length of the learning-rate schedule where the optimizer spec leaves it to the workload."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingResult:
+    """The answer to a :class:`TrainingCall`."""
+
+    tenant: str
+    sequence: int
+    metrics: Mapping[str, float]
+    """``loss``, ``grad_norm``, ``lr``, and what the loss adds."""
+    optimizer_steps: int
+    """Applied to the slot so far."""
+    group_id: int
+    """Group step that served it; calls with one id shared a forward where their signature agrees."""
+    group_tenants: int
+    """Tenants in that group."""
+    group_samples: int
+    encoded: int
+    """Prefixes that this call caused to be encoded."""
+    reused: int
+    """Prefixes that this call found in the store."""
+    device_seconds: float
+    """Charged to the tenant for this call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadProgress:
+    """How far a training workload has come."""
+
+    tenant: str
+    workload: int
+    kind: Literal["sft", "rl"]
+    steps: int
+    """Optimizer steps of this workload."""
+    iterations: int
+    """RL: updates finished; SFT: equal to ``steps``."""
+    target: int
+    """Steps (SFT) or iterations (RL) that finish it."""
+    next_ordinal: int
+    """SFT: first micro-batch not yet received; RL: first episode index not yet seen."""
+    policy_version: int
+    loss_first: float | None = None
+    loss_last: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Newest values by name (``return_mean``, ``success_once``, ``kl``, ...)."""
+    dropped_stale: int = 0
+    finished: bool = False
+    error: str | None = None
+    """Set when the workload failed: ``ErrorClass: message``."""
