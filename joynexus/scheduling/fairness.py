@@ -1,0 +1,156 @@
+"""Whose work is served next: start-time fair queueing by weight, under priority classes with ageing.
+
+Pure: no clock, no queue, no I/O. The caller says who is ready and for how long, serves whom it is told, and charges
+what that cost. The training queue, the training engine and the inference batcher all choose with it.
+
+Each tenant has a virtual time, which advances by cost / weight when it is charged; the one that is furthest behind
+is next. Tenants that share a class have one virtual clock, the least virtual time among those that are ready. A
+tenant that was idle starts at that clock: it is next, but it has saved up nothing.
+
+Reference:
+    Goyal, Vin and Cheng 1996, start-time fair queueing, https://doi.org/10.1145/248156.248171.
+"""
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from joynexus.errors import TenantNotFoundError
+
+Priority = Literal["low", "normal", "high"]
+"""Classes, lowest first; a higher one is served before a lower one."""
+
+_CLASSES: dict[Priority, int] = {"low": 0, "normal": 1, "high": 2}
+_TOP = max(_CLASSES.values())
+
+
+@dataclass(slots=True)
+class _Share:
+    """One tenant's account."""
+
+    weight: float
+    rank: int
+    """Of its priority class."""
+    order: int
+    """Of registration: the last tie-break, so that replays agree."""
+    virtual_time: float = 0.0
+    last_chosen: int = -1
+    """Number of the choice that it won last; -1 before the first."""
+
+
+class FairShare:
+    """Weighted fair choice among tenants."""
+
+    def __init__(self, ageing_s: float = 10.0) -> None:
+        """Start without tenants.
+
+        Args:
+            ageing_s: A tenant that has waited this long counts as one class higher, after twice as long as two, up
+                to the highest; so no class starves.
+        """
+        if not ageing_s > 0.0:
+            raise ValueError(f"fair share: ageing_s is {ageing_s}. Give a positive number of seconds.")
+        self._ageing_s = ageing_s
+        self._shares: dict[str, _Share] = {}
+        self._clocks = [0.0] * len(_CLASSES)
+        self._ready_before: set[str] = set()
+        self._num_added = 0
+        self._num_choices = 0
+
+    def __contains__(self, tenant: object) -> bool:
+        return tenant in self._shares
+
+    def add(self, tenant: str, weight: float = 1.0, priority: Priority = "normal") -> None:
+        """Register a tenant, or change the weight and class of one that is; it keeps what it has been charged.
+
+        Args:
+            tenant: Its name.
+            weight: Its share against the others of its class; positive.
+            priority: Its class.
+
+        Raises:
+            ValueError: If the weight is not positive.
+        """
+        if not weight > 0.0:
+            raise ValueError(f"tenant {tenant!r}: weight is {weight}. Give a positive number.")
+        rank = _CLASSES[priority]
+        known = self._shares.get(tenant)
+        if known is not None and known.rank == rank:
+            known.weight = weight
+            return
+        # Classes have clocks of their own, so a virtual time means nothing in another class: enter as a newcomer.
+        self._ready_before.discard(tenant)
+        self._shares[tenant] = _Share(weight=weight, rank=rank, order=self._num_added)
+        self._num_added += 1
+
+    def remove(self, tenant: str) -> None:
+        """Forget a tenant; unknown ones are ignored."""
+        self._shares.pop(tenant, None)
+        self._ready_before.discard(tenant)
+
+    def choose(self, ready: Mapping[str, float], among: Container[str] | None = None) -> str:
+        """Say who is served next. Call :meth:`charge` before the next choice.
+
+        Args:
+            ready: Everybody who has work that could be served, with the seconds that they have waited since their
+                work came or since they were last served, whichever is later. Who is not in it counts as idle, and
+                gives up the credit of having been passed over: name also those that this choice can't take.
+            among: The tenants that this choice can take, such as those of one schema signature; None takes all.
+
+        Returns:
+            The tenant.
+
+        Raises:
+            ValueError: If there is nobody to choose from.
+            TenantNotFoundError: If a ready tenant was never added.
+        """
+        self._advance(ready)
+        candidates = ready if among is None else [tenant for tenant in ready if tenant in among]
+        if not candidates:
+            raise ValueError(f"fair share: none of the {len(ready)} ready tenants may be chosen. Pass at least one.")
+        chosen = min(candidates, key=lambda tenant: self._rank_of(tenant, ready[tenant]))
+        self._shares[chosen].last_chosen = self._num_choices
+        self._num_choices += 1
+        return chosen
+
+    def charge(self, tenant: str, cost: int) -> None:
+        """Book what a tenant was served.
+
+        Args:
+            tenant: Who was served.
+            cost: Samples or rows.
+
+        Raises:
+            TenantNotFoundError: If it was never added.
+        """
+        share = self._share(tenant)
+        share.virtual_time += cost / share.weight
+
+    def _share(self, tenant: str) -> _Share:
+        share = self._shares.get(tenant)
+        if share is None:
+            raise TenantNotFoundError(f"tenant {tenant!r}: has no fair share. Add it before it is ready.")
+        return share
+
+    def _advance(self, ready: Mapping[str, float]) -> None:
+        """Move the clocks of the classes on, and let those in who were idle."""
+        least: dict[int, float] = {}
+        entering: list[_Share] = []
+        for tenant in ready:
+            share = self._share(tenant)
+            if tenant in self._ready_before:
+                least[share.rank] = min(least.get(share.rank, share.virtual_time), share.virtual_time)
+            else:
+                entering.append(share)
+        for rank, virtual_time in least.items():
+            self._clocks[rank] = max(self._clocks[rank], virtual_time)
+        for share in entering:
+            share.virtual_time = max(share.virtual_time, self._clocks[share.rank])
+        self._ready_before = set(ready)
+
+    def _rank_of(self, tenant: str, wait_s: float) -> tuple[int, float, int, int]:
+        """Sort key: class with ageing, then how far ahead of its class, then who was chosen longest ago."""
+        share = self._shares[tenant]
+        effective = min(_TOP, share.rank + int(wait_s / self._ageing_s))
+        ahead = share.virtual_time - self._clocks[share.rank]
+        return (-effective, ahead, share.last_chosen, share.order)
