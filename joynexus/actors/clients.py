@@ -1,0 +1,91 @@
+"""How a worker reaches the replicas and the training queue, across their restarts."""
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ray import serve
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError as ServeBackPressureError
+from ray.serve.exceptions import RayServeException
+
+from joynexus.actors import names
+from joynexus.actors.roles import GONE, RoleClient, unwrap
+from joynexus.errors import BackPressureError, ServiceError
+from joynexus.queues.training_queue import PutAnswer
+from joynexus.types import ActionChunk, LaneItem, PredictRequest
+
+Answer = TypeVar("Answer")
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 2.0
+
+
+class ReplicaClient:
+    """A :class:`joynexus.rollout.collector.PolicyClient` over the Serve handle of a backbone.
+
+    A prediction changes nothing, so it is simply made again when its replica died or was full.
+    """
+
+    def __init__(self, service: str, backbone: str, *, patience_s: float = 60.0, timeout_s: float = 60.0) -> None:
+        self._application = names.application(service, backbone)
+        self._patience_s = patience_s
+        self._timeout_s = timeout_s
+        self._handle: Any = None
+
+    def predict(self, request: PredictRequest) -> ActionChunk:
+        """Ask the replicas for action chunks.
+
+        Raises:
+            JoyNexusError: What the replica refused the request for.
+            ServiceError: If no replica answered within the client's patience.
+        """
+        return _persist(lambda: self._once(request), self._patience_s, f"{request.tenant}: predict")
+
+    def _once(self, request: PredictRequest) -> ActionChunk:
+        if self._handle is None:
+            self._handle = serve.get_deployment_handle(names.DEPLOYMENT, self._application)
+        return self._handle.predict.remote(request).result(timeout_s=self._timeout_s)
+
+
+class QueueClient:
+    """The calls of rollout workers and producers to the training queue of a backbone."""
+
+    def __init__(self, service: str, backbone: str) -> None:
+        self._role = RoleClient(names.queue(backbone), names.namespace(service))
+
+    def put(self, item: LaneItem) -> PutAnswer:
+        """Put by value; repeated safely, since the queue knows an item by its id."""
+        return self._role.call("put", item)
+
+    def take_episode(self, tenant: str) -> int:
+        """Take a fresh episode index."""
+        return self._role.call("take_episodes", tenant, 1)
+
+    def waiting(self, tenant: str) -> int:
+        """Items that wait in a tenant's lane; 0 where it has none."""
+        lane = self._role.call("stats").get(tenant)
+        return 0 if lane is None else lane.waiting
+
+
+def _persist(call: Callable[[], Answer], patience_s: float, what: str) -> Answer:
+    """Repeat a call while its replica is dead, restarting or full, with growing delays."""
+    deadline = time.monotonic() + patience_s
+    delay_s = FIRST_DELAY_S
+    while True:
+        try:
+            return call()
+        except RayTaskError as error:
+            cause = unwrap(error)
+            if not isinstance(cause, BackPressureError):
+                raise cause from error
+            last: Exception = cause
+        except (*GONE, GetTimeoutError, ServeBackPressureError, RayServeException, BackPressureError) as error:
+            last = error
+        except (TimeoutError, RayError) as error:
+            last = error
+        if time.monotonic() > deadline:
+            raise ServiceError(f"{what}: no replica answered for {patience_s:.0f} s: {last}") from last
+        time.sleep(delay_s)
+        delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+
+

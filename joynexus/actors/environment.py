@@ -1,0 +1,285 @@
+"""The EnvironmentActor: a tenant's simulators, and what is done with them.
+
+    rollout thread:  take an episode index -> session <-> replicas -> trajectory, by value -> the tenant's lane
+    evaluation thread:  given episodes -> session <-> replicas -> one report line per episode, on disk at once
+
+The simulators live in child processes (``joynexus.envs.session``); the actor itself stays responsive. A worker that
+was replaced is given the same assignment again: episode indices come from the queue, and reports that are on disk are
+not made twice.
+"""
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from joynexus.actors.clients import QueueClient, ReplicaClient
+from joynexus.envs.base import ChunkOutcome, EpisodeStart
+from joynexus.envs.session import VectorSession
+from joynexus.errors import JoyNexusError, SimulatorError
+from joynexus.rollout.collector import Collector, EpisodeCrash
+from joynexus.rollout.video import VideoSink
+from joynexus.specs.contract import InterfaceContract
+from joynexus.specs.environment import EnvironmentSpec
+from joynexus.specs.service import ServiceSpec
+from joynexus.specs.tenant import EvaluationSpec, RlSpec, TenantSpec
+from joynexus.types import Array, EpisodeReport, LaneItem, Observation, Trajectory, ViewSpec
+
+FULL_DELAY_S = 0.05
+"""Pause while the lane holds all that the next update needs."""
+CRASHES_IN_A_ROW = 5
+"""A rollout whose simulators crash this often without one finished episode gives up."""
+
+
+class EnvironmentActor:
+    """One worker of a tenant."""
+
+    def __init__(self, service: str, tenant: str, index: int) -> None:
+        spec = ServiceSpec.model_validate_json(service)
+        self._tenant = TenantSpec.model_validate_json(tenant)
+        self._index = index
+        backbone = self._tenant.policy.backbone
+        self._queue = QueueClient(spec.service, backbone)
+        self._replicas = ReplicaClient(spec.service, backbone)
+        self._session: VectorSession | None = None
+        self._opened: EnvironmentSpec | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: str | None = None
+        self._done = 0
+        self._crashes = 0
+        self._finished = False
+
+    async def ping(self) -> dict[str, Any]:
+        """Tell that the actor lives, how many episodes it has ended, and what stopped it."""
+        return {"episodes": self._done, "crashes": self._crashes, "error": self._error, "finished": self._finished}
+
+    async def process_ids(self) -> list[int]:
+        """Return the simulators' process ids, for fault tests."""
+        return [] if self._session is None else self._session.pids()
+
+    async def describe(self, workload: int) -> InterfaceContract:
+        """Open a workload's environment and return what it declares.
+
+        Raises:
+            AssetsMissingError: If the task needs files that are not here.
+            SpecError: If the task does not exist.
+        """
+        session = await asyncio.to_thread(self._open, self._environment(workload))
+        return session.contract
+
+    def _environment(self, workload: int) -> EnvironmentSpec:
+        spec = self._tenant.workloads[workload]
+        assert isinstance(spec, RlSpec | EvaluationSpec)
+        return spec.environment
+
+    def _open(self, spec: EnvironmentSpec) -> VectorSession:
+        if self._session is not None and self._opened == spec:
+            return self._session
+        self._close()
+        seen = self._tenant.policy.observation
+        self._session = VectorSession(spec, ViewSpec(cameras=seen.cameras, image_size=seen.image_size))
+        self._opened = spec
+        return self._session
+
+    def _close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._session, self._opened = None, None
+
+    async def start_rollout(self, workload: int) -> None:
+        """Collect trajectories into the tenant's lane until ``stop``."""
+        await self._start(lambda stop: self._rollout(workload, stop))
+
+    async def start_evaluation(
+        self, workload: int, episodes: list[int], passes: list[tuple[str, int | None]]
+    ) -> None:
+        """Run the given episodes once per pass, a folder for the reports and a policy version (None: the newest).
+
+        Reports are written as episodes end; those that a folder already holds are not run again.
+        """
+
+        def run(stop: threading.Event) -> None:
+            for folder, version in passes:
+                self._evaluate(workload, episodes, Path(folder), version, stop)
+
+        await self._start(run)
+
+    async def stop(self) -> None:
+        """End what is running; harmless when nothing is."""
+        self._stop.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 60.0)
+        self._thread = None
+
+    async def close(self) -> None:
+        """Stop, and end the simulators."""
+        await self.stop()
+        await asyncio.to_thread(self._close)
+
+    async def _start(self, work: Callable[[threading.Event], None]) -> None:
+        await self.stop()
+        self._stop = threading.Event()
+        self._error, self._finished = None, False
+        stop = self._stop
+
+        def run() -> None:
+            try:
+                work(stop)
+                self._finished = True
+            except Exception as error:  # noqa: BLE001  # a thread's error has to reach whoever asks
+                self._error = f"{type(error).__name__}: {error}"
+
+        self._thread = threading.Thread(target=run, name="worker", daemon=True)
+        self._thread.start()
+
+    def _collector(self, session: VectorSession) -> Collector:
+        policy = self._tenant.policy
+        return Collector(
+            session,
+            self._replicas,
+            tenant=self._tenant.tenant,
+            seed=self._tenant.seed,
+            cameras=policy.observation.cameras,
+            action=policy.action,
+        )
+
+    # ---- rollout
+
+    def _rollout(self, workload: int, stop: threading.Event) -> None:
+        spec = self._tenant.workloads[workload]
+        assert isinstance(spec, RlSpec)
+        enough = spec.rollout.episodes_per_iteration * max(1, spec.rollout.max_staleness)
+        name = self._tenant.tenant
+
+        def take_start() -> EpisodeStart | None:
+            while self._queue.waiting(name) >= enough:
+                if stop.wait(FULL_DELAY_S):
+                    return None
+            episode = self._queue.take_episode(name)
+            return EpisodeStart(episode=episode, seed=self._tenant.seed + episode, initial_state=episode)
+
+        in_a_row = 0
+        collector = self._collector(self._open(spec.environment))
+        for outcome in collector.collect(take_start, should_stop=stop.is_set):
+            if isinstance(outcome, EpisodeCrash):
+                self._crashes += 1
+                in_a_row += 1
+                if in_a_row >= CRASHES_IN_A_ROW:
+                    raise SimulatorError(f"{name}: {in_a_row} simulator crashes in a row, the last: {outcome.error}")
+                continue
+            in_a_row = 0
+            self._done += 1
+            if not self._put(workload, outcome, stop):
+                return
+
+    def _put(self, workload: int, trajectory: Trajectory, stop: threading.Event) -> bool:
+        """Put a trajectory; False if the lane is closed."""
+        item = LaneItem(
+            item_id=f"{trajectory.tenant}/w{workload}/{trajectory.trajectory_id}",
+            tenant=trajectory.tenant,
+            workload=workload,
+            ordinal=trajectory.episode,
+            policy_version=trajectory.policy_version,
+            payload=trajectory,
+        )
+        while not stop.is_set():
+            answer = self._queue.put(item)
+            if answer == "closed":
+                return False
+            if answer != "full":
+                return True
+            time.sleep(FULL_DELAY_S)
+        return False
+
+    # ---- evaluation
+
+    def _evaluate(
+        self, workload: int, episodes: list[int], folder: Path, version: int | None, stop: threading.Event
+    ) -> None:
+        spec = self._tenant.workloads[workload]
+        assert isinstance(spec, EvaluationSpec)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"episodes_{self._index}.jsonl"
+        finished = {report["episode"] for report in read_reports(folder)}
+        self._done = len(finished & set(episodes))
+        starts = [
+            EpisodeStart(episode=each, seed=spec.seed + each, initial_state=each)
+            for each in episodes
+            if each not in finished
+        ]
+        videos = VideoSink(folder / "videos", first=spec.video) if spec.video else None
+        collector = self._collector(self._open(spec.environment))
+        with path.open("ab+") as file:
+            _end_torn_line(file)
+            for report in _until(collector.evaluate(starts, version=version, video=videos), stop):
+                file.write(json.dumps(asdict(report)).encode() + b"\n")
+                file.flush()
+                self._done += 1
+
+    # ---- low-level calls
+
+    async def env_open(self, environment: EnvironmentSpec) -> InterfaceContract:
+        """Open a session of one's own; ``env_reset`` and ``env_step`` act on it."""
+        return (await asyncio.to_thread(self._open, environment)).contract
+
+    async def env_reset(self, starts: dict[int, EpisodeStart]) -> dict[int, Observation]:
+        """Begin episodes in the named environments; the others are not touched."""
+        return _answers(await asyncio.to_thread(self._require().reset, starts))
+
+    async def env_step(self, actions: dict[int, Array]) -> dict[int, ChunkOutcome]:
+        """Execute a chunk in each of the named environments."""
+        return _answers(await asyncio.to_thread(self._require().step, actions, frozenset[int]()))
+
+    async def env_close(self) -> None:
+        """End the session's simulators."""
+        await asyncio.to_thread(self._close)
+
+    def _require(self) -> VectorSession:
+        if self._session is None:
+            raise SimulatorError(f"{self._tenant.tenant}: no open session. Call env_open first.")
+        return self._session
+
+
+def read_reports(folder: Path) -> list[dict[str, Any]]:
+    """Read the episode reports that workers have written; a line torn by a crash is left out.
+
+    Returns:
+        One report per episode, ordered by episode; the first one written counts.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for path in sorted(folder.glob("episodes_*.jsonl")):
+        for line in path.read_text().splitlines():
+            try:
+                report = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            found.setdefault(report["episode"], report)
+    return [found[episode] for episode in sorted(found)]
+
+
+def _end_torn_line(file: BinaryIO) -> None:
+    """Close a line that a killed worker left open, so that the next report does not join it."""
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+
+
+def _answers(outcomes: dict[int, Any]) -> dict[int, Any]:
+    for outcome in outcomes.values():
+        if isinstance(outcome, JoyNexusError):
+            raise outcome
+    return outcomes
+
+
+def _until(reports: Iterator[EpisodeReport], stop: threading.Event) -> Iterator[EpisodeReport]:
+    for report in reports:
+        yield report
+        if stop.is_set():
+            return

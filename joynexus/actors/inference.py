@@ -1,0 +1,144 @@
+"""The InferenceReplica: a Ray Serve deployment around the inference engine and its batcher.
+
+Three things run in a replica: Serve's event loop, where requests wait in the batcher; one executor thread, where the
+forward runs while the next batch fills; and one task that follows the PolicyStore and swaps versions in between.
+Nothing ever waits for a publication.
+"""
+
+import asyncio
+import logging
+import uuid
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.handle import DeploymentHandle
+
+from joynexus.actors import names
+from joynexus.errors import ServiceError, TenantNotFoundError
+from joynexus.inference.engine import InferenceEngine
+from joynexus.queues.inference_queue import GroupBatcher
+from joynexus.specs.service import ServiceSpec
+from joynexus.types import ActionChunk, PredictRequest
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+"""Length of a long poll; usage is reported this often."""
+ARRIVAL_S = 10.0
+"""How long a request waits for a policy that a fresh replica has not loaded yet."""
+
+
+class InferenceReplica:
+    """Serves the policies of all tenants of one backbone."""
+
+    def __init__(self, service: str, backbone: str) -> None:
+        spec = ServiceSpec.model_validate_json(service)
+        self._replica_id = uuid.uuid4().hex[:12]
+        self._backbone = backbone
+        self._namespace = names.namespace(spec.service)
+        self._engine = InferenceEngine.load(spec.backbones[backbone], spec.inference, backbone_name=backbone)
+        self._batcher = GroupBatcher(self._engine.predict, self._engine.signature_of, spec.inference)
+        self._arrived = asyncio.Condition()
+        self._following: asyncio.Task[None] | None = None
+        self._start_following()
+
+    def _start_following(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # started by the first request or health check instead
+        if self._following is None or self._following.done():
+            self._following = loop.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        """Take over new versions for ever; a store that is gone is looked up again."""
+        while True:
+            try:
+                store = ray.get_actor(names.POLICY_STORE, namespace=self._namespace)
+                while True:
+                    await self._poll(store)
+            except (RayError, ValueError) as error:
+                log.warning("replica %s: policy store unreachable: %s", self._replica_id, error)
+                await asyncio.sleep(0.5)
+
+    async def _poll(self, store: Any) -> None:  # noqa: ANN401
+        versions = self._engine.versions()
+        changes = await store.follow.remote(self._replica_id, self._backbone, versions, self._usage(), POLL_S)
+        for tenant in changes.removed:
+            self._engine.remove_policy(tenant)
+        for reference in changes.snapshots:
+            snapshot = await reference
+            await asyncio.to_thread(self._engine.set_policy, snapshot)
+        if changes.removed or changes.snapshots:
+            async with self._arrived:
+                self._arrived.notify_all()
+
+    def _usage(self) -> dict[str, Any]:
+        return {"engine": self._engine.usage(), "batcher": self._batcher.stats()}
+
+    async def predict(self, request: PredictRequest) -> ActionChunk:
+        """Act for some rows of one tenant, in a group with whoever else asks.
+
+        Args:
+            request: Rows of one tenant.
+
+        Returns:
+            A chunk per row, all of one version.
+
+        Raises:
+            JoyNexusError: Typed, for this request alone.
+        """
+        self._start_following()
+        if request.tenant not in self._engine.versions():
+            await self._wait_for(request.tenant)
+        return await self._batcher.submit(request)
+
+    async def _wait_for(self, tenant: str) -> None:
+        """Wait for a policy that may be on its way to a replica that has just started."""
+        async with self._arrived:
+            try:
+                await asyncio.wait_for(
+                    self._arrived.wait_for(lambda: tenant in self._engine.versions()), timeout=ARRIVAL_S
+                )
+            except TimeoutError:
+                message = f"{tenant}: has no policy on backbone {self._backbone!r}. Known: {sorted(self._engine.versions())}."
+                raise TenantNotFoundError(message) from None
+
+    async def process_id(self) -> int:
+        """Return the replica's process id, for fault tests."""
+        import os  # noqa: PLC0415
+
+        return os.getpid()
+
+    async def check_health(self) -> None:
+        """Serve's own probe: a replica whose follower ended is replaced."""
+        self._start_following()
+        if self._following is not None and self._following.done():
+            raise ServiceError(f"replica {self._replica_id}: no longer follows the policy store")
+
+
+def deploy_replicas(spec: ServiceSpec, backbone: str) -> DeploymentHandle[Any]:
+    """Start a backbone's replicas, or find them where they run.
+
+    Args:
+        spec: The service.
+        backbone: Name of one of its backbones.
+
+    Returns:
+        A handle whose ``predict`` reaches any replica.
+    """
+    wanted = spec.inference
+    options: dict[str, Any] = {"num_cpus": wanted.resources.num_cpus, "num_gpus": wanted.resources.num_gpus}
+    deployment = serve.deployment(
+        name=names.DEPLOYMENT,
+        num_replicas=wanted.num_replicas,
+        max_ongoing_requests=wanted.max_queued_rows,
+        ray_actor_options=options,
+        health_check_period_s=2,
+        health_check_timeout_s=30,
+        graceful_shutdown_timeout_s=2,
+    )(InferenceReplica)
+    application = deployment.bind(spec.model_dump_json(), backbone)
+    return serve.run(application, name=names.application(spec.service, backbone), route_prefix=None)

@@ -1,0 +1,158 @@
+"""The PolicyStore: detached owner of every tenant's published policy versions.
+
+    TrainingActor --publish(snapshot)--> PolicyStore <--follow(known)-- InferenceReplica (one long poll each)
+
+The trainer hands over a snapshot and goes on. Each replica keeps one ``follow`` call open, which answers as soon as
+something newer than what the replica knows is here: a broadcast that a replica which has just started, or that missed
+one, can't fall out of. Snapshots are Ray objects owned by this actor, so that a version's bytes reach a node once.
+Nobody waits for anybody: a publication never pauses another tenant.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from joynexus.types import PolicySnapshot
+
+REPLICA_SILENCE_S = 15.0
+"""A replica that has not polled for this long no longer counts for ``served``."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Entry:
+    """The resident versions of one tenant: the base and the newest."""
+
+    backbone: str
+    base: Any
+    newest: Any
+    version: int
+
+
+@dataclass(kw_only=True, slots=True)
+class _Replica:
+    """What a replica said at its last poll."""
+
+    backbone: str
+    known: Mapping[str, int]
+    usage: Mapping[str, Any]
+    seen_at: float
+
+
+@dataclass(kw_only=True, slots=True)
+class Changes:
+    """The answer to ``follow``: what the replica has to take over, and what to forget."""
+
+    snapshots: list[Any] = field(default_factory=list[Any])
+    """Object references of :class:`PolicySnapshot`, each to be fetched by the replica."""
+    removed: list[str] = field(default_factory=list[str])
+
+
+class PolicyStore:
+    """Keeps version 0 and the newest version of each tenant, and tells the replicas."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._replicas: dict[str, _Replica] = {}
+        self._changed = asyncio.Condition()
+
+    async def ping(self) -> dict[str, int]:
+        """Tell that the actor lives, and each tenant's newest version."""
+        return {tenant: entry.version for tenant, entry in self._entries.items()}
+
+    async def publish(self, backbone: str, snapshot: PolicySnapshot) -> bool:
+        """Take over a version; an older one than is resident is ignored.
+
+        Args:
+            backbone: Whose replicas serve it.
+            snapshot: The version, by value; it becomes an object that this actor owns.
+
+        Returns:
+            Whether it was new.
+        """
+        entry = self._entries.get(snapshot.tenant)
+        if entry is not None and snapshot.version <= entry.version:
+            return False
+        reference = await asyncio.to_thread(ray.put, snapshot)
+        async with self._changed:
+            base = reference if entry is None or snapshot.version == 0 else entry.base
+            self._entries[snapshot.tenant] = _Entry(
+                backbone=backbone, base=base, newest=reference, version=snapshot.version
+            )
+            self._changed.notify_all()
+        return True
+
+    async def remove(self, tenant: str) -> None:
+        """Forget a tenant; its replicas do too, with their next poll."""
+        async with self._changed:
+            self._entries.pop(tenant, None)
+            self._changed.notify_all()
+
+    async def follow(
+        self, replica: str, backbone: str, known: Mapping[str, int], usage: Mapping[str, Any], timeout_s: float
+    ) -> Changes:
+        """Wait until a replica lacks something, or has something too much.
+
+        Args:
+            replica: The replica's id.
+            backbone: What it serves.
+            known: Newest version that it holds, by tenant.
+            usage: Its usage so far, for the ledger.
+            timeout_s: Answer empty after this long, so that usage is reported again.
+
+        Returns:
+            Versions to load (base first where the tenant is new to the replica) and tenants to drop.
+        """
+        self._replicas[replica] = _Replica(backbone=backbone, known=known, usage=usage, seen_at=time.monotonic())
+        async with self._changed:
+            self._changed.notify_all()  # `served` counts what replicas know
+            try:
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._lacks(backbone, known)), timeout_s)
+            except TimeoutError:
+                return Changes()
+            return self._changes(backbone, known)
+
+    def _lacks(self, backbone: str, known: Mapping[str, int]) -> bool:
+        mine = {tenant: entry.version for tenant, entry in self._entries.items() if entry.backbone == backbone}
+        return mine != dict(known)
+
+    def _changes(self, backbone: str, known: Mapping[str, int]) -> Changes:
+        changes = Changes(removed=[tenant for tenant in known if tenant not in self._entries])
+        for tenant, entry in self._entries.items():
+            if entry.backbone != backbone or known.get(tenant) == entry.version:
+                continue
+            if tenant not in known and entry.base is not entry.newest:
+                changes.snapshots.append(entry.base)
+            changes.snapshots.append(entry.newest)
+        return changes
+
+    async def served(self, tenant: str, version: int, timeout_s: float) -> bool:
+        """Wait until every living replica of the tenant's backbone holds a version.
+
+        Returns:
+            False after ``timeout_s``.
+        """
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._is_served(tenant, version)), timeout_s)
+            except TimeoutError:
+                return False
+            return True
+
+    def _is_served(self, tenant: str, version: int) -> bool:
+        entry = self._entries.get(tenant)
+        if entry is None:
+            return False
+        alive = [
+            each
+            for each in self._replicas.values()
+            if each.backbone == entry.backbone and time.monotonic() - each.seen_at < REPLICA_SILENCE_S
+        ]
+        return bool(alive) and all(each.known.get(tenant, -1) >= version for each in alive)
+
+    async def inference_usage(self) -> dict[str, Mapping[str, Any]]:
+        """Return the last usage that each replica told, dead ones included."""
+        return {name: replica.usage for name, replica in self._replicas.items()}

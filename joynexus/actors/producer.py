@@ -1,0 +1,94 @@
+"""The DataProducer: reads a tenant's demonstrations and keeps its lane of the training queue filled.
+
+One thread makes micro-batches in their fixed order and puts them by value. A full lane holds it back. It keeps no
+state of its own: order and content of the batches follow from the dataset, the seed and the ordinal alone, so that a
+new producer goes on wherever the trainer says.
+"""
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+from joynexus.actors.clients import QueueClient
+from joynexus.data.producer import ProducerEngine
+from joynexus.errors import SpecError
+from joynexus.specs.contract import InterfaceContract
+from joynexus.specs.service import ServiceSpec
+from joynexus.specs.tenant import SftSpec, TenantSpec
+from joynexus.types import PolicyStats
+
+FULL_DELAY_S = 0.02
+"""Pause after the lane answered that it is full."""
+
+
+class DataProducer:
+    """Feeds the SFT workloads of one tenant."""
+
+    def __init__(self, service: str, tenant: str) -> None:
+        spec = ServiceSpec.model_validate_json(service)
+        self._tenant = TenantSpec.model_validate_json(tenant)
+        self._queue = QueueClient(spec.service, self._tenant.policy.backbone)
+        self._engines: dict[int, ProducerEngine] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: str | None = None
+        self._next = 0
+
+    async def ping(self) -> dict[str, Any]:
+        """Tell that the actor lives, how far it is, and what stopped it."""
+        return {"next_ordinal": self._next, "error": self._error}
+
+    async def describe(self, workload: int) -> tuple[InterfaceContract, PolicyStats]:
+        """Open and verify a workload's dataset.
+
+        Returns:
+            What its files declare, and the statistics over all its frames.
+
+        Raises:
+            DatasetError: If a file is missing, damaged or inconsistent.
+        """
+        engine = await asyncio.to_thread(self._engine, workload)
+        return engine.contract, await asyncio.to_thread(engine.statistics)
+
+    def _engine(self, workload: int) -> ProducerEngine:
+        if workload not in self._engines:
+            spec = self._tenant.workloads[workload]
+            if not isinstance(spec, SftSpec):
+                raise SpecError(f"{self._tenant.tenant}: workload {workload} is {spec.type!r}, not 'sft'.")
+            self._engines[workload] = ProducerEngine.open(self._tenant, workload)
+        return self._engines[workload]
+
+    async def start(self, workload: int, first: int) -> None:
+        """Produce micro-batches from ordinal ``first`` on, until the workload has all it needs."""
+        await self.stop()
+        engine = await asyncio.to_thread(self._engine, workload)
+        self._stop = threading.Event()
+        self._error = None
+        arguments = (engine, first, self._stop)
+        self._thread = threading.Thread(target=self._produce, args=arguments, name="producer", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the producing thread; harmless when there is none."""
+        self._stop.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 30.0)
+        self._thread = None
+
+    def _produce(self, engine: ProducerEngine, first: int, stop: threading.Event) -> None:
+        try:
+            for ordinal in range(first, engine.num_items):
+                self._next = ordinal
+                item = engine.item(ordinal)
+                while not stop.is_set():
+                    answer = self._queue.put(item)
+                    if answer in ("ok", "duplicate"):
+                        break
+                    if answer in ("stale", "closed"):
+                        return
+                    time.sleep(FULL_DELAY_S)
+                if stop.is_set():
+                    return
+        except Exception as error:  # noqa: BLE001  # a thread's error has to reach whoever asks
+            self._error = f"{type(error).__name__}: {error}"

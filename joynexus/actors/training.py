@@ -1,0 +1,261 @@
+"""The TrainingActor: the shell around the training runtime, which owns the backbone and the tenants' slots.
+
+    feed task (event loop):  queue.gather(what the learners can take) -> inbox        } the next group is gathered
+    compute thread:          inbox -> runtime.offer -> runtime.step -> acknowledge    } while this one computes
+    publish task:            snapshots -> PolicyStore, newest of a tenant first to go
+
+The compute thread alone touches the runtime: calls of other actors reach it as commands, run between two group steps,
+so that no state needs a lock and no step waits for the control plane. ``ping`` answers from the event loop.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError
+
+from joynexus.actors import names
+from joynexus.errors import ServiceError
+from joynexus.models.backbone import load_backbone
+from joynexus.queues.training_queue import Lease
+from joynexus.specs.service import ServiceSpec
+from joynexus.specs.tenant import TenantSpec
+from joynexus.training.engine import TrainingEngine
+from joynexus.training.runtime import TrainingRuntime
+from joynexus.types import LaneItem, PolicySnapshot, PolicyStats, TrainingCall, TrainingResult, WorkloadProgress
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+IDLE_S = 0.05
+"""Longest sleep of the compute thread when there is nothing to do."""
+FIRST_ITEM_S = 0.5
+"""How long one gather waits for a first item; longer than the lane's usual silence, short against a lease."""
+
+
+class TrainingActor:
+    """Trains every tenant of one backbone."""
+
+    def __init__(self, service: str, backbone: str) -> None:
+        spec = ServiceSpec.model_validate_json(service)
+        self._spec = spec
+        self._backbone = backbone
+        self._namespace = names.namespace(spec.service)
+        self._consumer = names.trainer(backbone)
+        device = "cuda" if spec.training.resources.num_gpus else "cpu"
+        model = load_backbone(spec.backbones[backbone], device, num_threads=spec.training.num_threads)
+        engine = TrainingEngine(model, spec.training, backbone_name=backbone)
+        self._snapshots: asyncio.Queue[PolicySnapshot] = asyncio.Queue()
+        self._runtime = TrainingRuntime(engine, publish=self._hand_over, keep_checkpoints=spec.storage.keep_checkpoints)
+        self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[LaneItem, ...]] = queue.SimpleQueue()
+        self._inboxed: Counter[str] = Counter()
+        self._wanted: dict[str, int] = {}
+        self._wake = threading.Event()
+        self._state: dict[str, Any] = {"progress": {}, "usage": self._runtime.usage()}
+        self._tick = time.monotonic()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._fault: str | None = None
+
+    # ---- liveness
+
+    async def ping(self) -> dict[str, Any]:
+        """Tell that the actor lives, each workload's progress, and the usage so far.
+
+        Raises:
+            ServiceError: If the compute thread ended: the actor then has to be replaced.
+        """
+        self._start()
+        if self._fault is not None:
+            raise ServiceError(f"{self._consumer}: compute thread ended: {self._fault}")
+        return {**self._state, "silent_s": time.monotonic() - self._tick}
+
+    def _start(self) -> None:
+        """Start thread and tasks once there is an event loop: the constructor runs outside it."""
+        if self._loop is not None:
+            return
+        self._loop = asyncio.get_running_loop()
+        self._tasks = [self._loop.create_task(self._feed()), self._loop.create_task(self._publish())]
+        threading.Thread(target=self._compute, name="compute", daemon=True).start()
+
+    # ---- the compute thread
+
+    def _compute(self) -> None:
+        try:
+            while True:
+                self._tick = time.monotonic()
+                self._run_commands()
+                refused = self._take_in()
+                outcome = self._runtime.step()
+                self._acknowledge([*refused, *outcome.acknowledged])
+                self._look()
+                if not outcome.did_work:
+                    self._wake.wait(IDLE_S)
+                    self._wake.clear()
+        except Exception as error:  # tenants' faults end in their own results; this is one of ours
+            log.exception("compute thread of %s", self._consumer)
+            self._fault = f"{type(error).__name__}: {error}"
+
+    def _run_commands(self) -> None:
+        while True:
+            try:
+                command, future = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                future.set_result(command())
+            except Exception as error:  # noqa: BLE001  # the caller gets it, whatever it is
+                future.set_exception(error)
+
+    def _take_in(self) -> list[str]:
+        refused: list[str] = []
+        while True:
+            try:
+                items = self._inbox.get_nowait()
+            except queue.Empty:
+                return refused
+            refused += self._runtime.offer(items)
+            self._inboxed.subtract(item.tenant for item in items)
+
+    def _look(self) -> None:
+        """Publish what other threads may read: they never touch the runtime."""
+        self._wanted = self._runtime.wanted()
+        self._state = {"progress": self._runtime.progress(), "usage": self._runtime.usage()}
+
+    def _acknowledge(self, item_ids: list[str]) -> None:
+        if item_ids and self._loop is not None:
+            asyncio.run_coroutine_threadsafe(self._send_acknowledgement(item_ids), self._loop)
+
+    async def _send_acknowledgement(self, item_ids: list[str]) -> None:
+        try:
+            await self._queue().acknowledge.remote(self._consumer, item_ids)
+        except (RayError, ValueError) as error:
+            log.warning("acknowledgement lost (%s); the items come again and are then known as duplicates", error)
+
+    # ---- tasks on the event loop
+
+    def _queue(self) -> Any:  # noqa: ANN401
+        return ray.get_actor(names.queue(self._backbone), namespace=self._namespace)
+
+    async def _feed(self) -> None:
+        """Gather the next group while the compute thread is busy with this one."""
+        while True:
+            wanted = {tenant: room - self._inboxed[tenant] for tenant, room in self._wanted.items()}
+            wanted = {tenant: room for tenant, room in wanted.items() if room > 0}
+            if not wanted:
+                await asyncio.sleep(IDLE_S / 5)
+                continue
+            try:
+                lease = await self._gather(wanted)
+            except (RayError, ValueError) as error:
+                log.warning("training queue unreachable: %s", error)
+                await asyncio.sleep(0.5)
+                continue
+            if lease.items:
+                self._inboxed.update(item.tenant for item in lease.items)
+                self._inbox.put(lease.items)
+                self._wake.set()
+
+    async def _gather(self, wanted: Mapping[str, int]) -> Lease:
+        training = self._spec.training
+        return await self._queue().gather.remote(
+            self._consumer,
+            dict(wanted),
+            max_samples=training.max_group_samples,
+            max_wait_s=training.max_wait_ms / 1000,
+            first_item_s=FIRST_ITEM_S,
+        )
+
+    def _hand_over(self, snapshot: PolicySnapshot) -> None:
+        """Called by the runtime, on the compute thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._snapshots.put_nowait, snapshot)
+
+    async def _publish(self) -> None:
+        """Hand snapshots to the PolicyStore in order, until it has them."""
+        while True:
+            snapshot = await self._snapshots.get()
+            while True:
+                try:
+                    store = ray.get_actor(names.POLICY_STORE, namespace=self._namespace)
+                    await store.publish.remote(self._backbone, snapshot)
+                    break
+                except (RayError, ValueError) as error:
+                    log.warning("policy store unreachable: %s", error)
+                    await asyncio.sleep(0.5)
+
+    async def _command(self, command: Callable[[], Answer]) -> Answer:
+        """Run something on the compute thread, between two group steps."""
+        self._start()
+        future: Future[Answer] = Future()
+        self._commands.put((command, future))
+        self._wake.set()
+        return await asyncio.wrap_future(future)
+
+    # ---- control
+
+    async def open_tenant(self, tenant: str, folder: str, stats: PolicyStats | None) -> None:
+        """Open a tenant's slot, or resume it from its newest checkpoint; repeated calls change nothing.
+
+        Raises:
+            AdmissionError: If no slot or not enough memory is free.
+        """
+        spec = TenantSpec.model_validate_json(tenant)
+        await self._command(lambda: self._runtime.open_tenant(spec, Path(folder), stats))
+
+    async def sync_point(self, tenant: str) -> int:
+        """Return the newest version that the tenant has published."""
+        return await self._command(lambda: self._runtime.version(tenant))
+
+    async def close_tenant(self, tenant: str) -> None:
+        """Free a tenant's slot; nothing of it stays in the process."""
+        await self._command(lambda: self._runtime.close_tenant(tenant))
+
+    async def start_workload(self, tenant: str, index: int) -> WorkloadProgress:
+        """Begin a training workload, or tell how far it is."""
+        return await self._command(lambda: self._runtime.start_workload(tenant, index))
+
+    async def progress(self) -> dict[str, WorkloadProgress]:
+        """Each tenant's newest training workload."""
+        return await self._command(self._runtime.progress)
+
+    async def republish(self) -> None:
+        """Publish every tenant's base and newest version again, for a store that lost them."""
+        await self._command(self._runtime.republish)
+
+    async def checksum(self) -> str:
+        """Hash of the backbone's weights."""
+        return await self._command(self._runtime.checksum)
+
+    # ---- the tenants' low-level calls
+
+    async def submit(self, call: TrainingCall) -> TrainingResult:
+        """Run one training call of a tenant; see :class:`joynexus.types.TrainingCall`."""
+        future = await self._command(lambda: self._runtime.submit(call))
+        self._wake.set()
+        return await asyncio.wrap_future(future)
+
+    async def sync_weights(self, tenant: str) -> int:
+        """Publish a tenant's current parameters as a new version, and return its number."""
+        return await self._command(lambda: self._runtime.sync_weights(tenant))
+
+    async def save_state(self, tenant: str, name: str) -> str:
+        """Write a named checkpoint of a tenant, and return its folder."""
+        return str(await self._command(lambda: self._runtime.save_state(tenant, name)))
+
+    async def load_state(self, tenant: str, name: str) -> None:
+        """Take a tenant back to a named checkpoint."""
+        await self._command(lambda: self._runtime.load_state(tenant, name))
+
+    async def export(self, tenant: str, folder: str) -> str:
+        """Write a tenant's module, spec and statistics for use elsewhere, and return the folder."""
+        return str(await self._command(lambda: self._runtime.export(tenant, Path(folder))))
