@@ -1,17 +1,19 @@
 """Known components: built-in and third-party spec classes, found through entry points.
 
 An entry point names a *spec* class; the spec names its implementation by import path. A plugin that fails to
-import does not stop the others: its name is kept with the reason, and given when somebody asks for it.
+import, or whose spec class cannot be used, does not stop the others: its name is kept with the reason, and given
+when somebody asks for it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Annotated, Any, Literal, Union
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal, get_args
 
-from pydantic import Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from joynexus.errors import UnknownComponentError
 from joynexus.specs.base import Component
@@ -19,23 +21,49 @@ from joynexus.specs.base import Component
 Kind = Literal["backbones", "action_modules", "algorithms", "environments", "datasets"]
 KINDS: tuple[Kind, ...] = ("backbones", "action_modules", "algorithms", "environments", "datasets")
 
+_BASES: dict[Kind, str] = {
+    "backbones": "joynexus.specs.backbone:BackboneSpec",
+    "action_modules": "joynexus.specs.action_module:ActionModuleSpec",
+    "algorithms": "joynexus.specs.algorithm:AlgorithmSpec",
+    "environments": "joynexus.specs.environment:EnvironmentSpec",
+    "datasets": "joynexus.specs.data:DatasetSpec",
+}
+"""By import path, because the modules of the bases import this one."""
+
 
 @cache
 def _load(kind: Kind) -> tuple[dict[str, type[Component]], dict[str, str]]:
     """Load the spec classes of one kind: those found, and the reasons of those that failed."""
     found: dict[str, type[Component]] = {}
     failed: dict[str, str] = {}
-    for point in sorted(entry_points(group=f"joynexus.{kind}"), key=lambda each: each.name):
+    for point in _ordered(kind):
         try:
-            spec = point.load()
+            spec = _checked(point.load(), point.name, kind)
         except Exception as error:  # noqa: BLE001  # a third party's import may raise anything
             failed[point.name] = f"{type(error).__name__}: {error}"
             continue
-        if not (isinstance(spec, type) and issubclass(spec, Component)):
-            failed[point.name] = f"{point.value} is not a Component spec class"
+        if point.name in found:
+            failed[f"{point.name} ({point.value})"] = "another component already has this name"
             continue
         found[point.name] = spec
     return found, failed
+
+
+def _ordered(kind: Kind) -> Iterator[EntryPoint]:
+    """Yield joynexus' own entry points first, so that a plugin can't take over a built-in name."""
+    points = entry_points(group=f"joynexus.{kind}")
+    yield from sorted(points, key=lambda each: (not each.value.startswith("joynexus."), each.name, each.value))
+
+
+def _checked(spec: object, name: str, kind: Kind) -> type[Component]:
+    module, _, base_name = _BASES[kind].partition(":")
+    base = getattr(import_module(module), base_name)
+    if not (isinstance(spec, type) and issubclass(spec, Component) and issubclass(spec, base)):
+        raise TypeError(f"{spec!r} is not a subclass of {_BASES[kind]}")
+    if get_args(spec.model_fields["type"].annotation) != (name,):
+        raise TypeError(f"{spec.__name__}.type is not Literal[{name!r}], the entry point's name")
+    spec.model_rebuild()  # raises here, not in the middle of the union, where the class is incomplete
+    return spec
 
 
 def component_types(kind: Kind) -> dict[str, type[Component]]:
@@ -44,7 +72,7 @@ def component_types(kind: Kind) -> dict[str, type[Component]]:
 
 
 def failed_plugins(kind: Kind) -> dict[str, str]:
-    """Return the plugins of one kind that could not be imported, with the reason."""
+    """Return the plugins of one kind that could not be used, with the reason."""
     return dict(_load(kind)[1])
 
 
@@ -78,8 +106,10 @@ class OneOf:
     kind: Kind
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401
-        """Build the discriminated union of what is installed."""
-        classes = tuple(component_types(self.kind).values())
-        if len(classes) == 1:
-            return handler.generate_schema(classes[0])
-        return handler.generate_schema(Annotated[Union[classes], Field(discriminator="type")])  # noqa: UP007
+        """Build the discriminated union of what is installed; ``type`` is required even where there is one choice."""
+        choices = {name: handler.generate_schema(spec) for name, spec in component_types(self.kind).items()}
+        if not choices:
+            raise UnknownComponentError(
+                f"joynexus.{self.kind}: no component is registered. Install the package: entry points name them."
+            )
+        return core_schema.tagged_union_schema(choices, discriminator="type")

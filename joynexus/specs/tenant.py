@@ -174,7 +174,7 @@ class TenantSpec(Spec):
             if not self.policy.action_module.gives_log_prob:
                 module = self.policy.action_module.type
                 raise ValueError(
-                    f"workloads.{index}: {workload.algorithm.type} needs log-probability and value, which "
+                    f"workloads[{index}]: {workload.algorithm.type} needs log-probability and value, which "
                     f"action_module {module!r} does not give. Take 'gaussian'"
                 )
         return self

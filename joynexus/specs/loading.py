@@ -1,0 +1,151 @@
+"""From files to specs and back.
+
+Every error is a :class:`SpecError` of one line per problem, ``file: dotted.path: problem. remedy``.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar, cast
+
+from pydantic import JsonValue, ValidationError
+
+from joynexus.errors import SpecError, UnknownComponentError
+from joynexus.specs.base import Spec
+from joynexus.specs.documents import read_documents, write_documents
+from joynexus.specs.messages import describe_errors
+from joynexus.specs.service import ServiceSpec
+from joynexus.specs.tenant import TenantSpec
+
+AnySpec = TypeVar("AnySpec", bound=Spec)
+
+
+def parse_tenant(data: object, source: str) -> TenantSpec:
+    """Validate plain values as a tenant; relative dataset paths stay as they are.
+
+    Args:
+        data: What a YAML or JSON document holds.
+        source: Where it is from, for messages: the name of the file.
+
+    Raises:
+        SpecError: Naming every problem; :class:`UnknownComponentError` if one is a ``type`` that is not registered.
+    """
+    return _parse(TenantSpec, data, source)
+
+
+def parse_service(data: object, source: str) -> ServiceSpec:
+    """Validate plain values as a service; arguments and errors as in :func:`parse_tenant`."""
+    return _parse(ServiceSpec, data, source)
+
+
+def load_any(path: Path | str) -> tuple[TenantSpec | ServiceSpec, ...]:
+    """Read all documents of a YAML file, and tell tenants from services by their keys.
+
+    Dataset paths are made absolute against the file's folder.
+
+    Raises:
+        SpecError: If a document is neither, or wrong; all documents' problems are named at once.
+    """
+    file = Path(path)
+    documents = read_documents(file)
+    specs: list[TenantSpec | ServiceSpec] = []
+    errors: list[SpecError] = []
+    for index, data in enumerate(documents):
+        source = f"{file} (document {index + 1})" if len(documents) > 1 else str(file)
+        try:
+            spec = _kind(data, source)
+            parsed = _parse(spec, data, source)
+        except SpecError as error:
+            errors.append(error)
+            continue
+        specs.append(parsed.resolve_paths(file.parent.resolve()) if isinstance(parsed, TenantSpec) else parsed)
+    raise_all(errors)
+    return tuple(specs)
+
+
+def load_tenant(path: Path | str) -> TenantSpec:
+    """Read the one tenant of a file; see :func:`load_any`."""
+    return _only(TenantSpec, path, "a tenant")
+
+
+def load_service(path: Path | str) -> ServiceSpec:
+    """Read the one service of a file; see :func:`load_any`."""
+    return _only(ServiceSpec, path, "a service")
+
+
+def load_tenants(paths: Sequence[Path | str]) -> tuple[TenantSpec, ...]:
+    """Read the tenants of several files, each of one or more documents.
+
+    Raises:
+        SpecError: Naming every problem of every file, and every name that two tenants share.
+    """
+    owners: dict[str, Path | str] = {}
+    tenants: list[TenantSpec] = []
+    errors: list[SpecError] = []
+    for path in paths:
+        try:
+            found = load_any(path)
+        except SpecError as error:
+            errors.append(error)
+            continue
+        for spec in found:
+            if isinstance(spec, ServiceSpec):
+                errors.append(SpecError(f"{path}: a service, not a tenant. Give it with --service."))
+            elif spec.tenant in owners:
+                errors.append(
+                    SpecError(f"{path}: tenant: {spec.tenant!r} is also in {owners[spec.tenant]}. Rename one.")
+                )
+            else:
+                owners[spec.tenant] = path
+                tenants.append(spec)
+    raise_all(errors)
+    return tuple(tenants)
+
+
+def dump_yaml(*specs: Spec) -> str:
+    """Write specs as YAML documents; reading them gives equal specs."""
+    return write_documents(spec.model_dump(mode="json") for spec in specs)
+
+
+def raise_all(errors: Sequence[SpecError]) -> None:
+    """Raise the errors as one, of the class of the first if all agree, with all their lines."""
+    if not errors:
+        return
+    is_same = len({type(error) for error in errors}) == 1
+    raise (type(errors[0]) if is_same else SpecError)("\n".join(str(error) for error in errors))
+
+
+def _only(kind: type[AnySpec], path: Path | str, what: str) -> AnySpec:
+    specs = load_any(path)
+    if len(specs) != 1:
+        raise SpecError(f"{path}: {len(specs)} documents, where one is expected. Split the file.")
+    (spec,) = specs
+    if not isinstance(spec, kind):
+        raise SpecError(f"{path}: not {what}, but {type(spec).__name__}. Give another file.")
+    return spec
+
+
+def _kind(data: JsonValue, source: str) -> type[TenantSpec] | type[ServiceSpec]:
+    keys = {str(key) for key in _mapping(data, source)}
+    tenant, service = (len(keys & set(spec.model_fields)) for spec in (TenantSpec, ServiceSpec))
+    if tenant == service:
+        found = f"found the keys {sorted(keys)}" if keys else "found no keys"
+        raise SpecError(
+            f"{source}: neither a tenant (tenant, policy, workloads) nor a service (backbones), {found}. "
+            "Add the keys of one of them."
+        )
+    return TenantSpec if tenant > service else ServiceSpec
+
+
+def _mapping(data: object, source: str) -> Mapping[object, object]:
+    if not isinstance(data, dict):
+        raise SpecError(f"{source}: must be a mapping, found a {type(data).__name__}. Write 'key: value' pairs.")
+    return cast("Mapping[object, object]", data)
+
+
+def _parse(spec: type[AnySpec], data: object, source: str) -> AnySpec:
+    try:
+        return spec.model_validate(_mapping(data, source))
+    except ValidationError as error:
+        problems = describe_errors(error, spec)
+        message = "\n".join(f"{source}: {line}" for line in problems.lines)
+        raise (UnknownComponentError if problems.has_unknown_component else SpecError)(message) from error
