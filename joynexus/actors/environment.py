@@ -63,20 +63,14 @@ class EnvironmentActor:
         """Return the simulators' process ids, for fault tests."""
         return [] if self._session is None else self._session.pids()
 
-    async def describe(self, workload: int) -> InterfaceContract:
-        """Open a workload's environment and return what it declares.
+    async def describe(self, environment: EnvironmentSpec) -> InterfaceContract:
+        """Open an environment and return what it declares.
 
         Raises:
             AssetsMissingError: If the task needs files that are not here.
             SpecError: If the task does not exist.
         """
-        session = await asyncio.to_thread(self._open, self._environment(workload))
-        return session.contract
-
-    def _environment(self, workload: int) -> EnvironmentSpec:
-        spec = self._tenant.workloads[workload]
-        assert isinstance(spec, RlSpec | EvaluationSpec)
-        return spec.environment
+        return (await asyncio.to_thread(self._open, environment)).contract
 
     def _open(self, spec: EnvironmentSpec) -> VectorSession:
         if self._session is not None and self._opened == spec:
@@ -92,12 +86,12 @@ class EnvironmentActor:
             self._session.close()
         self._session, self._opened = None, None
 
-    async def start_rollout(self, workload: int) -> None:
-        """Collect trajectories into the tenant's lane until ``stop``."""
-        await self._start(lambda stop: self._rollout(workload, stop))
+    async def start_rollout(self, workload: int, spec: RlSpec) -> None:
+        """Collect trajectories of workload number ``workload`` into the tenant's lane until ``stop``."""
+        await self._start(lambda stop: self._rollout(workload, spec, stop))
 
     async def start_evaluation(
-        self, workload: int, episodes: list[int], passes: list[tuple[str, int | None]]
+        self, spec: EvaluationSpec, episodes: list[int], passes: list[tuple[str, int | None]]
     ) -> None:
         """Run the given episodes once per pass, a folder for the reports and a policy version (None: the newest).
 
@@ -106,7 +100,7 @@ class EnvironmentActor:
 
         def run(stop: threading.Event) -> None:
             for folder, version in passes:
-                self._evaluate(workload, episodes, Path(folder), version, stop)
+                self._evaluate(spec, episodes, Path(folder), version, stop)
 
         await self._start(run)
 
@@ -151,9 +145,7 @@ class EnvironmentActor:
 
     # ---- rollout
 
-    def _rollout(self, workload: int, stop: threading.Event) -> None:
-        spec = self._tenant.workloads[workload]
-        assert isinstance(spec, RlSpec)
+    def _rollout(self, workload: int, spec: RlSpec, stop: threading.Event) -> None:
         enough = spec.rollout.episodes_per_iteration * max(1, spec.rollout.max_staleness)
         name = self._tenant.tenant
 
@@ -161,8 +153,7 @@ class EnvironmentActor:
             while self._queue.waiting(name) >= enough:
                 if stop.wait(FULL_DELAY_S):
                     return None
-            episode = self._queue.take_episode(name)
-            return EpisodeStart(episode=episode, seed=self._tenant.seed + episode, initial_state=episode)
+            return self._start_of(self._queue.take_episode(name))
 
         in_a_row = 0
         collector = self._collector(self._open(spec.environment))
@@ -200,10 +191,8 @@ class EnvironmentActor:
     # ---- evaluation
 
     def _evaluate(
-        self, workload: int, episodes: list[int], folder: Path, version: int | None, stop: threading.Event
+        self, spec: EvaluationSpec, episodes: list[int], folder: Path, version: int | None, stop: threading.Event
     ) -> None:
-        spec = self._tenant.workloads[workload]
-        assert isinstance(spec, EvaluationSpec)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"episodes_{self._index}.jsonl"
         finished = {report["episode"] for report in read_reports(folder)}
@@ -223,6 +212,23 @@ class EnvironmentActor:
                 self._done += 1
 
     # ---- low-level calls
+
+    async def rollout(self, environment: EnvironmentSpec, episodes: list[int]) -> list[Trajectory]:
+        """Run whole episodes with the newest version, and return their trajectories ordered by episode."""
+        return await asyncio.to_thread(self._rollout_now, environment, episodes)
+
+    def _rollout_now(self, environment: EnvironmentSpec, episodes: list[int]) -> list[Trajectory]:
+        starts = iter([self._start_of(each) for each in episodes])
+        found: list[Trajectory] = []
+        collector = self._collector(self._open(environment))
+        for outcome in collector.collect(lambda: next(starts, None), should_stop=lambda: False):
+            if isinstance(outcome, EpisodeCrash):
+                raise SimulatorError(f"{self._tenant.tenant}: episode {outcome.start.episode}: {outcome.error}")
+            found.append(outcome)
+        return sorted(found, key=lambda each: each.episode)
+
+    def _start_of(self, episode: int) -> EpisodeStart:
+        return EpisodeStart(episode=episode, seed=self._tenant.seed + episode, initial_state=episode)
 
     async def env_open(self, environment: EnvironmentSpec) -> InterfaceContract:
         """Open a session of one's own; ``env_reset`` and ``env_step`` act on it."""

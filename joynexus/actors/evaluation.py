@@ -18,7 +18,6 @@ class EvaluationWatch:
 
     def __init__(self, spec: EvaluationSpec, index: int, tenant_folder: Path) -> None:
         self._spec = spec
-        self._index = index
         root = tenant_folder / f"evaluation_{index}"
         self._passes: list[tuple[str, Path, int | None]] = [("newest", root, None)]
         if spec.baseline:
@@ -28,7 +27,7 @@ class EvaluationWatch:
         """Give a worker its episodes; those whose reports are on disk are not run again."""
         episodes = assign_episodes(self._spec.num_episodes, self._spec.num_workers)[worker]
         passes = [(str(folder), version) for _, folder, version in self._passes]
-        client.call("start_evaluation", self._index, episodes, passes, timeout_s=OPEN_S)
+        client.call("start_evaluation", self._spec, episodes, passes, timeout_s=OPEN_S)
 
     def count(self) -> int:
         """Episodes that have a report."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from joynexus.actors.clients import QueueClient
 from joynexus.data.producer import ProducerEngine
-from joynexus.errors import SpecError
 from joynexus.specs.contract import InterfaceContract
 from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import SftSpec, TenantSpec
@@ -39,7 +38,7 @@ class DataProducer:
         """Tell that the actor lives, how far it is, and what stopped it."""
         return {"next_ordinal": self._next, "error": self._error}
 
-    async def describe(self, workload: int) -> tuple[InterfaceContract, PolicyStats]:
+    async def describe(self, workload: int, spec: SftSpec) -> tuple[InterfaceContract, PolicyStats]:
         """Open and verify a workload's dataset.
 
         Returns:
@@ -48,21 +47,18 @@ class DataProducer:
         Raises:
             DatasetError: If a file is missing, damaged or inconsistent.
         """
-        engine = await asyncio.to_thread(self._engine, workload)
+        engine = await asyncio.to_thread(self._engine, workload, spec)
         return engine.contract, await asyncio.to_thread(engine.statistics)
 
-    def _engine(self, workload: int) -> ProducerEngine:
+    def _engine(self, workload: int, spec: SftSpec) -> ProducerEngine:
         if workload not in self._engines:
-            spec = self._tenant.workloads[workload]
-            if not isinstance(spec, SftSpec):
-                raise SpecError(f"{self._tenant.tenant}: workload {workload} is {spec.type!r}, not 'sft'.")
-            self._engines[workload] = ProducerEngine.open(self._tenant, workload)
+            self._engines[workload] = ProducerEngine.open(self._tenant, workload, spec)
         return self._engines[workload]
 
-    async def start(self, workload: int, first: int) -> None:
+    async def start(self, workload: int, spec: SftSpec, first: int) -> None:
         """Produce micro-batches from ordinal ``first`` on, until the workload has all it needs."""
         await self.stop()
-        engine = await asyncio.to_thread(self._engine, workload)
+        engine = await asyncio.to_thread(self._engine, workload, spec)
         self._stop = threading.Event()
         self._error = None
         arguments = (engine, first, self._stop)

@@ -41,6 +41,8 @@ class TenantRecord(BaseModel):
     workloads: list[WorkloadRecord] = Field(default_factory=list[WorkloadRecord])
     policy_version: int = 0
     stop_requested: bool = False
+    interactive: bool = False
+    """Driven through the Python API: stays until it is stopped, and may be given further workloads."""
     order: int = 0
     """Position in the order of submission."""
 

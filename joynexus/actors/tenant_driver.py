@@ -27,7 +27,7 @@ from joynexus.errors import JoyNexusError, ServiceError, TenantFailedError
 from joynexus.scheduling.plan import TenantPlan, compile_plan
 from joynexus.specs.contract import InterfaceContract, check_policy, check_sources
 from joynexus.specs.service import ServiceSpec
-from joynexus.specs.tenant import EvaluationSpec, RlSpec, SftSpec
+from joynexus.specs.tenant import EvaluationSpec, RlSpec, SftSpec, TenantSpec
 from joynexus.types import PolicyStats, WorkloadProgress
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,6 @@ class TenantDriver:
     def __init__(self, record: TenantRecord, context: DriverContext) -> None:
         self.record = record
         self._context = context
-        self._spec = record.spec
         self._backbone = record.spec.policy.backbone
         self._plan: TenantPlan = compile_plan(record.spec, context.service)
         self._trainer = RoleClient(names.trainer(self._backbone), context.namespace)
@@ -82,6 +81,11 @@ class TenantDriver:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    @property
+    def _spec(self) -> TenantSpec:
+        """The tenant's spec; an interactive tenant's grows."""
+        return self.record.spec
+
     # ---- the thread
 
     def _run(self) -> None:
@@ -89,10 +93,8 @@ class TenantDriver:
         try:
             self._prepare()
             self._update(status="RUNNING")
-            while self.record.workload < len(self._spec.workloads):
+            while self._has_next():
                 self._run_workload(self.record.workload)
-            if not self._spec.workloads:
-                self._wait_until_stopped()
             self._export()
             status = "COMPLETED"
         except TenantStoppedError:
@@ -105,6 +107,15 @@ class TenantDriver:
         self._release()
         self._close_workload_record(status)
         self._update(status=status)
+
+    def _has_next(self) -> bool:
+        """Whether another workload is to be run; an interactive tenant waits for one until it is stopped."""
+        while self.record.workload >= len(self.record.spec.workloads):
+            if not self.record.interactive:
+                return False
+            self._check()
+            time.sleep(POLL_S)
+        return True
 
     def _update(self, *, status: TenantStatus | None = None) -> None:
         if status is not None:
@@ -171,30 +182,28 @@ class TenantDriver:
 
     def _open_datasets(self) -> list[InterfaceContract]:
         """Open every dataset before anything starts; statistics come from the first."""
-        wanted = [i for i, each in enumerate(self._spec.workloads) if isinstance(each, SftSpec)]
+        wanted = [(i, each) for i, each in enumerate(self._spec.workloads) if isinstance(each, SftSpec)]
         if not wanted:
             return []
-        self._producer = self._watch(self._role(names.producer(self.record.name), DataProducer), self._restore_producer)
+        producer = self._watch(self._role(names.producer(self.record.name), DataProducer), self._restore_producer)
         contracts: list[InterfaceContract] = []
-        for index in wanted:
-            contract, stats = self._producer.call("describe", index, timeout_s=OPEN_S)
+        for index, spec in wanted:
+            contract, stats = producer.call("describe", index, spec, timeout_s=OPEN_S)
             self._stats = self._stats or stats
             contracts.append(contract)
         return contracts
 
     def _open_environments(self) -> list[InterfaceContract]:
         """Open each distinct environment once, in the first worker; the first workload's stays open."""
-        wanted = [i for i, each in enumerate(self._spec.workloads) if not isinstance(each, SftSpec)]
+        wanted = [each.environment for each in self._spec.workloads if not isinstance(each, SftSpec)]
         if not wanted:
             return []
         worker = self._worker(0)
         seen: dict[str, InterfaceContract] = {}
-        for index in reversed(wanted):  # so that the first workload's environment is the one that stays open
-            workload = self._spec.workloads[index]
-            assert not isinstance(workload, SftSpec)
-            key = workload.environment.model_dump_json()
+        for environment in reversed(wanted):  # so that the first workload's environment is the one that stays open
+            key = environment.model_dump_json()
             if key not in seen:
-                seen[key] = worker.call("describe", index, timeout_s=OPEN_S)
+                seen[key] = worker.call("describe", environment, timeout_s=OPEN_S)
         return list(seen.values())
 
     def _worker(self, index: int) -> RoleClient:
@@ -215,14 +224,15 @@ class TenantDriver:
     def _restore_producer(self, client: RoleClient) -> None:
         progress = self._progress()
         if progress is not None and progress.kind == "sft" and not progress.finished:
-            client.call("start", self.record.workload, progress.next_ordinal, timeout_s=OPEN_S)
+            spec = self._spec.workloads[self.record.workload]
+            client.call("start", self.record.workload, spec, progress.next_ordinal, timeout_s=OPEN_S)
 
     def _restore_worker(self, index: int, client: RoleClient) -> None:
         if self.record.status != "RUNNING" or self.record.workload >= len(self._spec.workloads):
             return
         workload = self._spec.workloads[self.record.workload]
         if isinstance(workload, RlSpec):
-            client.call("start_rollout", self.record.workload, timeout_s=OPEN_S)
+            client.call("start_rollout", self.record.workload, workload, timeout_s=OPEN_S)
         elif isinstance(workload, EvaluationSpec):
             watch = EvaluationWatch(workload, self.record.workload, self.record.folder)
             watch.start_worker(index, client)
@@ -235,7 +245,8 @@ class TenantDriver:
             "open_tenant", self._spec.model_dump_json(), str(self.record.folder), self._stats, timeout_s=OPEN_S
         )
         if self._training_runs():
-            self._trainer.call("start_workload", self.record.name, self.record.workload)
+            index = self.record.workload
+            self._trainer.call("start_workload", self.record.name, index, self._spec.workloads[index])
 
     def restore_lane(self) -> None:
         """Open this tenant's lane again in a new queue, and let the producer go on from what the trainer has."""
@@ -244,9 +255,7 @@ class TenantDriver:
         self._open_lane(self.record.workload)
         progress = self._progress()
         if progress is not None and progress.kind == "sft":
-            RoleClient(names.producer(self.record.name), self._context.namespace).call(
-                "start", self.record.workload, progress.next_ordinal
-            )
+            self._restore_producer(RoleClient(names.producer(self.record.name), self._context.namespace))
 
     def _training_runs(self) -> bool:
         index = self.record.workload
@@ -259,7 +268,7 @@ class TenantDriver:
         record.status = "RUNNING"
         self._update()
         if isinstance(workload, SftSpec):
-            self._run_sft(index, record)
+            self._run_sft(index, workload, record)
         elif isinstance(workload, RlSpec):
             self._run_rl(index, workload, record)
         else:
@@ -269,7 +278,7 @@ class TenantDriver:
         self._update()
 
     def _open_lane(self, index: int) -> None:
-        progress = self._trainer.call("start_workload", self.record.name, index)
+        progress = self._trainer.call("start_workload", self.record.name, index, self._spec.workloads[index])
         self._queue.call(
             "open_lane",
             self.record.name,
@@ -280,21 +289,22 @@ class TenantDriver:
             next_episode=progress.next_ordinal if progress.kind == "rl" else 0,
         )
 
-    def _run_sft(self, index: int, record: WorkloadRecord) -> None:
+    def _run_sft(self, index: int, workload: SftSpec, record: WorkloadRecord) -> None:
         self._open_lane(index)
+        producer = self._watch(self._role(names.producer(self.record.name), DataProducer), self._restore_producer)
         first = self._trainer.call("progress")[self.record.name].next_ordinal
-        self._producer.call("start", index, first, timeout_s=OPEN_S)
+        producer.call("start", index, workload, first, timeout_s=OPEN_S)
         try:
-            self._follow(record, workers=[names.producer(self.record.name)])
+            self._follow(record, workers=[producer.name])
         finally:
-            self._quietly(lambda: self._producer.call("stop", patience_s=5.0))
+            self._quietly(lambda: producer.call("stop", patience_s=5.0))
 
     def _run_rl(self, index: int, workload: RlSpec, record: WorkloadRecord) -> None:
         self._open_lane(index)
         workers = [self._worker(each) for each in range(workload.rollout.min_workers)]
         try:
             for worker in workers:
-                worker.call("start_rollout", index, timeout_s=OPEN_S)
+                worker.call("start_rollout", index, workload, timeout_s=OPEN_S)
             self._follow(record, workers=[worker.name for worker in workers])
         finally:
             for worker in workers:
@@ -351,11 +361,6 @@ class TenantDriver:
         answer = self._context.health.answer(name)
         if answer is not None and answer.get("error"):
             raise TenantFailedError(f"{name}: {answer['error']}")
-
-    def _wait_until_stopped(self) -> None:
-        while True:
-            self._check()
-            time.sleep(POLL_S)
 
     # ---- the end
 

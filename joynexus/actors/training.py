@@ -27,7 +27,7 @@ from joynexus.errors import ServiceError
 from joynexus.models.backbone import load_backbone
 from joynexus.queues.training_queue import Lease
 from joynexus.specs.service import ServiceSpec
-from joynexus.specs.tenant import TenantSpec
+from joynexus.specs.tenant import RlSpec, SftSpec, TenantSpec
 from joynexus.training.engine import TrainingEngine
 from joynexus.training.runtime import TrainingRuntime
 from joynexus.types import LaneItem, PolicySnapshot, PolicyStats, TrainingCall, TrainingResult, WorkloadProgress
@@ -65,6 +65,7 @@ class TrainingActor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._fault: str | None = None
+        self._renewed_at = 0.0
 
     # ---- liveness
 
@@ -126,6 +127,19 @@ class TrainingActor:
             refused += self._runtime.offer(items)
             self._inboxed.subtract(item.tenant for item in items)
 
+    def _expire(self, versions: Mapping[str, int], oldest: Mapping[str, int]) -> None:
+        """Let the queue drop what is too old to be learnt from."""
+        if versions and self._loop is not None:
+            for tenant in versions:
+                coroutine = self._send_min_version(tenant, oldest.get(tenant, 0))
+                asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    async def _send_min_version(self, tenant: str, version: int) -> None:
+        try:
+            await self._queue().set_min_version.remote(tenant, version)
+        except (RayError, ValueError) as error:
+            log.warning("training queue unreachable: %s; the learner drops stale items itself", error)
+
     def _look(self) -> None:
         """Publish what other threads may read: they never touch the runtime."""
         self._wanted = self._runtime.wanted()
@@ -151,10 +165,10 @@ class TrainingActor:
         while True:
             wanted = {tenant: room - self._inboxed[tenant] for tenant, room in self._wanted.items()}
             wanted = {tenant: room for tenant, room in wanted.items() if room > 0}
-            if not wanted:
-                await asyncio.sleep(IDLE_S / 5)
-                continue
             try:
+                if not wanted:  # the learners have all they need: keep what they hold
+                    await self._keep_leases()
+                    continue
                 lease = await self._gather(wanted)
             except (RayError, ValueError) as error:
                 log.warning("training queue unreachable: %s", error)
@@ -165,6 +179,14 @@ class TrainingActor:
                 self._inbox.put(lease.items)
                 self._wake.set()
 
+    async def _keep_leases(self) -> None:
+        """Wait a moment, and renew now and then what is held: a long update is no sign of death."""
+        await asyncio.sleep(IDLE_S / 5)
+        now = time.monotonic()
+        if now - self._renewed_at > self._spec.queue.lease_s / 4:
+            self._renewed_at = now
+            await self._queue().renew.remote(self._consumer)
+
     async def _gather(self, wanted: Mapping[str, int]) -> Lease:
         training = self._spec.training
         return await self._queue().gather.remote(
@@ -172,7 +194,7 @@ class TrainingActor:
             dict(wanted),
             max_samples=training.max_group_samples,
             max_wait_s=training.max_wait_ms / 1000,
-            first_item_s=FIRST_ITEM_S,
+            timeout_s=FIRST_ITEM_S,
         )
 
     def _hand_over(self, snapshot: PolicySnapshot) -> None:
@@ -220,9 +242,13 @@ class TrainingActor:
         """Free a tenant's slot; nothing of it stays in the process."""
         await self._command(lambda: self._runtime.close_tenant(tenant))
 
-    async def start_workload(self, tenant: str, index: int) -> WorkloadProgress:
+    async def start_workload(self, tenant: str, index: int, workload: SftSpec | RlSpec) -> WorkloadProgress:
         """Begin a training workload, or tell how far it is."""
-        return await self._command(lambda: self._runtime.start_workload(tenant, index))
+        return await self._command(lambda: self._runtime.start_workload(tenant, index, workload))
+
+    async def next_sequence(self, tenant: str) -> int:
+        """Return the number that the tenant's next training call has to bear."""
+        return await self._command(lambda: self._runtime.next_sequence(tenant))
 
     async def progress(self) -> dict[str, WorkloadProgress]:
         """Each tenant's newest training workload."""

@@ -1,0 +1,130 @@
+"""Reaching a Ray cluster, or starting one for this process alone."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+
+from joynexus.actors import names
+from joynexus.actors.master import Master
+from joynexus.actors.roles import Role, RoleClient, end_role, start_role
+from joynexus.errors import ServiceError
+from joynexus.specs.service import ServiceSpec
+
+NAMESPACE_PREFIX = names.namespace("")
+BRING_UP_S = 600.0
+"""How long a service may take to come up: loading a backbone may be slow."""
+
+
+def prepare_environment() -> None:
+    """Choose what Ray would otherwise choose by itself, before it is started.
+
+    A local Ray would switch its token authentication on and write a token into the home folder. The operator's own
+    choice (``RAY_AUTH_MODE``) is left as it is.
+    """
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+def connect_ray(*, service: str, address: str | None = None) -> bool:
+    """Connect to a running Ray cluster.
+
+    Args:
+        service: Whose namespace to enter.
+        address: Ray's address; None takes ``RAY_ADDRESS`` or the cluster of this machine.
+
+    Returns:
+        False if there is none.
+    """
+    prepare_environment()
+    if ray.is_initialized():
+        return True
+    try:
+        ray.init(address=address or "auto", namespace=names.namespace(service), **_quiet())
+    except ConnectionError:
+        return False
+    return True
+
+
+def start_local_ray(*, service: str, num_cpus: int | None = None) -> None:
+    """Start a Ray of this process's own, on the loopback interface; it ends with the process."""
+    prepare_environment()
+    ray.init(
+        address="local",
+        namespace=names.namespace(service),
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        object_store_memory=512 << 20,
+        _node_ip_address="127.0.0.1",
+        **_quiet(),
+    )
+
+
+def _quiet() -> dict[str, Any]:
+    return {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+def start_service(spec: ServiceSpec, root: Path) -> RoleClient:
+    """Start a service on the connected cluster, or find it, and wait until it is up.
+
+    Args:
+        spec: The service.
+        root: Folder of its state and, by default, its runs.
+
+    Returns:
+        The Master.
+
+    Raises:
+        JoyNexusError: Why it can't be brought up; what was started is taken down again.
+    """
+    serve.start(proxy_location="Disabled")
+    namespace = names.namespace(spec.service)
+    role = Role(
+        name=names.MASTER, actor_class=Master, arguments=(spec.model_dump_json(), str(root)), max_restarts=-1
+    )
+    start_role(role, namespace)
+    master = RoleClient(names.MASTER, namespace)
+    try:
+        master.call("wait_ready", BRING_UP_S, timeout_s=BRING_UP_S + 30)
+    except Exception:
+        stop_service(spec.service)
+        raise
+    return master
+
+
+def find_service(service: str | None = None) -> str:
+    """Return the name of the running service.
+
+    Args:
+        service: The name, if it is known; None takes the only one.
+
+    Raises:
+        ServiceError: If none runs, or several do and none was named.
+    """
+    running = sorted(
+        str(each["namespace"]).removeprefix(NAMESPACE_PREFIX)
+        for each in ray.util.list_named_actors(all_namespaces=True)
+        if each["name"] == names.MASTER and str(each["namespace"]).startswith(NAMESPACE_PREFIX)
+    )
+    if service is not None and service in running:
+        return service
+    if service is None and len(running) == 1:
+        return running[0]
+    if not running:
+        raise ServiceError("no joynexus service runs on this cluster. Start one with 'joynexus up'.")
+    raise ServiceError(f"service {service!r} is not the one to take: running are {running}. Name one of them.")
+
+
+def stop_service(service: str) -> None:
+    """Stop a service: its tenants, its roles, and the Master at last."""
+    namespace = names.namespace(service)
+    master = RoleClient(names.MASTER, namespace)
+    try:
+        master.call("shut_down", patience_s=5.0, timeout_s=180.0)
+    except ServiceError:
+        logging.getLogger(__name__).warning("the Master did not shut down by itself")
+    end_role(names.MASTER, namespace)

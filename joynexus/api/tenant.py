@@ -1,0 +1,264 @@
+"""A tenant of a running service: its run, and the low-level calls of which whole algorithms can be written.
+
+The low-level calls are shaped like Tinker's: each returns a :class:`Future` at once, and a tenant's training calls
+take effect in the order in which they were made, awaited or not.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+
+from joynexus.actors import names
+from joynexus.actors.records import ENDED
+from joynexus.actors.roles import find_role
+from joynexus.api.future import Future
+from joynexus.envs.base import ChunkOutcome, EpisodeStart
+from joynexus.errors import ServiceError, TenantFailedError
+from joynexus.specs.algorithm import OptimizerSpec
+from joynexus.specs.contract import InterfaceContract
+from joynexus.specs.environment import EnvironmentSpec
+from joynexus.specs.tenant import TenantSpec, Workload
+from joynexus.types import (
+    NEVER_STALE,
+    ActionChunk,
+    Array,
+    LaneItem,
+    Loss,
+    Observation,
+    PredictRequest,
+    TrainingBatch,
+    TrainingCall,
+    TrainingResult,
+    Trajectory,
+)
+
+if TYPE_CHECKING:
+    from joynexus.api.service import Service
+
+POLL_S = 0.3
+API_WORKLOAD = 0
+"""Lane index of a tenant that is driven through this API."""
+
+
+class Run:
+    """A submitted tenant, followed from outside; it goes on whether anybody waits or not."""
+
+    def __init__(self, service: "Service", name: str) -> None:
+        self._service = service
+        self.name = name
+
+    @property
+    def tenant(self) -> "Tenant":
+        """The tenant's calls."""
+        return self._service.tenant(self.name)
+
+    def status(self) -> dict[str, Any]:
+        """The tenant's state, progress and charge."""
+        return self._service.status()[self.name]
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every row of the tenant's metrics so far."""
+        from joynexus.observability.sinks import read_metrics  # noqa: PLC0415
+
+        return list(read_metrics(Path(self.status()["folder"]) / "metrics.jsonl"))
+
+    def wait(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """Wait for the tenant's end.
+
+        Returns:
+            Its final status; ``status`` is COMPLETED or STOPPED.
+
+        Raises:
+            TenantFailedError: With the reason, if it failed.
+            TimeoutError: After ``timeout_s``; the tenant goes on.
+        """
+        return self._wait(lambda status: status["status"] in ENDED, timeout_s)
+
+    def wait_until_running(self, timeout_s: float) -> dict[str, Any]:
+        """Wait until the tenant's slot is open and its version 0 is served."""
+        return self._wait(lambda status: status["status"] not in ("PENDING",), timeout_s)
+
+    def _wait(self, reached: Any, timeout_s: float | None) -> dict[str, Any]:  # noqa: ANN401
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            status = self.status()
+            if status["status"] == "FAILED":
+                raise TenantFailedError(f"{self.name}: {status['reason']}")
+            if reached(status):
+                return status
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name}: still {status['status']} after {timeout_s} s")
+            time.sleep(POLL_S)
+
+    def stop(self) -> str:
+        """Stop the tenant, wait until nothing of it is left, and return its final status."""
+        return self._service.stop(self.name)
+
+
+class Tenant:
+    """The calls of one tenant. Make one per driver: it numbers the training calls."""
+
+    def __init__(self, service: "Service", spec: TenantSpec) -> None:
+        self.spec = spec
+        self.name = spec.tenant
+        self._service = service
+        backbone = spec.policy.backbone
+        self._trainer = find_role(names.trainer(backbone), service.namespace)
+        self._queue = find_role(names.queue(backbone), service.namespace)
+        self._store = find_role(names.POLICY_STORE, service.namespace)
+        self._replicas = serve.get_deployment_handle(names.DEPLOYMENT, names.application(service.name, backbone))
+        self._sequence: int | None = None
+        self._worker: Any = None
+
+    # ---- high level
+
+    def run(self, workload: Workload, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """Run one more workload (SFT, RL or evaluation) on this tenant's policy, and wait for its results."""
+        index: int = self._service.master.call("append", self.name, workload.model_dump_json())
+        run = Run(self._service, self.name)
+        status = run._wait(lambda each: each["workloads"][index]["status"] == "COMPLETED", timeout_s)  # noqa: SLF001
+        return dict(status["workloads"][index]["results"])
+
+    def train(self, workload: Workload, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """Run an SFT or RL workload; see :meth:`run`."""
+        return self.run(workload, timeout_s=timeout_s)
+
+    def evaluate(self, workload: Workload, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """Run an evaluation workload; see :meth:`run`."""
+        return self.run(workload, timeout_s=timeout_s)
+
+    # ---- training
+
+    def _submit(self, **parts: Any) -> Future[TrainingResult]:  # noqa: ANN401
+        import ray  # noqa: PLC0415
+
+        if self._sequence is None:
+            self._sequence = ray.get(self._trainer.next_sequence.remote(self.name))
+        assert self._sequence is not None
+        call = TrainingCall(tenant=self.name, sequence=self._sequence, **parts)
+        self._sequence += 1
+        return Future(self._trainer.submit.remote(call))
+
+    def forward_backward(
+        self, batch: TrainingBatch, loss: str = "supervised", parameters: Mapping[str, float] | None = None
+    ) -> Future[TrainingResult]:
+        """Accumulate the gradient of a batch.
+
+        Args:
+            batch: Rows of this tenant, in raw units.
+            loss: ``supervised``, ``weighted`` (needs ``extras["weights"]``) or ``ppo``.
+            parameters: Of the loss.
+        """
+        return self._submit(batch=batch, loss=Loss(name=loss, parameters=dict(parameters or {})))
+
+    def optim_step(self, optimizer: OptimizerSpec | None = None, **fields: Any) -> Future[TrainingResult]:  # noqa: ANN401
+        """Apply the accumulated gradient; ``fields`` are those of :class:`OptimizerSpec`, such as ``lr=1e-4``."""
+        return self._submit(optimizer=optimizer or OptimizerSpec(**fields))
+
+    def train_batch(
+        self,
+        batch: TrainingBatch,
+        loss: str = "supervised",
+        parameters: Mapping[str, float] | None = None,
+        optimizer: OptimizerSpec | None = None,
+    ) -> Future[TrainingResult]:
+        """``forward_backward`` and ``optim_step`` in one call."""
+        wanted = Loss(name=loss, parameters=dict(parameters or {}))
+        return self._submit(batch=batch, loss=wanted, optimizer=optimizer or OptimizerSpec())
+
+    def sync_weights(self, *, timeout_s: float = 60.0) -> int:
+        """Publish the current parameters as a new version, wait until every replica serves it, and return it."""
+        version: int = Future[int](self._trainer.sync_weights.remote(self.name)).result(timeout_s)
+        served: bool = Future[bool](self._store.served.remote(self.name, version, timeout_s)).result(timeout_s + 5)
+        if not served:
+            raise ServiceError(f"{self.name}: version {version} is not served everywhere after {timeout_s:.0f} s.")
+        return version
+
+    def save_state(self, name: str) -> Future[str]:
+        """Write a named checkpoint, and return its folder."""
+        return Future(self._trainer.save_state.remote(self.name, name))
+
+    def load_state(self, name: str) -> Future[None]:
+        """Go back to a named checkpoint."""
+        return Future(self._trainer.load_state.remote(self.name, name))
+
+    def export(self, folder: str | Path) -> Future[str]:
+        """Write module, spec and statistics for use elsewhere."""
+        return Future(self._trainer.export.remote(self.name, str(Path(folder).resolve())))
+
+    # ---- acting
+
+    def predict(
+        self,
+        observation: Observation,
+        *,
+        seeds: Sequence[int] | None = None,
+        deterministic: bool = False,
+        version: int | None = None,
+    ) -> Future[ActionChunk]:
+        """Ask the replicas for one action chunk per row."""
+        request = PredictRequest(
+            tenant=self.name,
+            observation=observation,
+            seeds=tuple(seeds if seeds is not None else range(len(observation))),
+            deterministic=deterministic,
+            version=version,
+        )
+        return Future(self._replicas.predict.remote(request))
+
+    def rollout(self, environment: EnvironmentSpec, episodes: Sequence[int]) -> Future[list[Trajectory]]:
+        """Run whole episodes with the newest version and return their trajectories."""
+        return Future(self._environment().rollout.remote(environment, list(episodes)))
+
+    # ---- environments
+
+    def _environment(self) -> Any:  # noqa: ANN401
+        if self._worker is None:
+            name = self._service.master.call("open_worker", self.name, timeout_s=300.0)
+            self._worker = find_role(name, self._service.namespace)
+        return self._worker
+
+    def env_open(self, environment: EnvironmentSpec) -> Future[InterfaceContract]:
+        """Open a session of ``environment.num_envs`` environments, and return what it declares."""
+        return Future(self._environment().env_open.remote(environment))
+
+    def env_reset(self, starts: Mapping[int, EpisodeStart]) -> Future[dict[int, Observation]]:
+        """Begin episodes in the named environments; the others are not touched."""
+        return Future(self._environment().env_reset.remote(dict(starts)))
+
+    def env_step(self, actions: Mapping[int, Array]) -> Future[dict[int, ChunkOutcome]]:
+        """Execute a chunk of actions in each of the named environments."""
+        return Future(self._environment().env_step.remote(dict(actions)))
+
+    def env_close(self) -> Future[None]:
+        """End the session's simulators."""
+        return Future(self._environment().env_close.remote())
+
+    # ---- the lane
+
+    def queue_put(self, batch: TrainingBatch | Trajectory, item_id: str, *, ordinal: int = 0) -> Future[str]:
+        """Put data into this tenant's lane; the answer is ``ok``, ``full``, ``stale``, ``duplicate`` or ``closed``."""
+        version = batch.policy_version if isinstance(batch, Trajectory) else NEVER_STALE
+        item = LaneItem(
+            item_id=item_id,
+            tenant=self.name,
+            workload=API_WORKLOAD,
+            ordinal=ordinal,
+            policy_version=version,
+            payload=batch,
+        )
+        return Future(self._queue.put.remote(item))
+
+    def queue_get(self, max_items: int = 1, *, timeout_s: float = 1.0) -> list[LaneItem]:
+        """Take items out of this tenant's lane; they are acknowledged when this returns."""
+        consumer = f"api:{self.name}"
+        gather = self._queue.gather.remote(
+            consumer, {self.name: max_items}, max_samples=1 << 30, max_wait_s=0.0, timeout_s=timeout_s
+        )
+        lease = Future[Any](gather).result(timeout_s + 30)
+        items = list(lease.items)
+        Future[int](self._queue.acknowledge.remote(consumer, [each.item_id for each in items])).result(30)
+        return items
