@@ -56,6 +56,10 @@ class Backbone(nn.Module, ABC):
             NotImplementedError: If the backbone keeps no keys and values.
         """
 
+    def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:
+        """Count the positions of one sample's prefix, padding included; exact, where the spec may estimate."""
+        return self.spec.prefix_length(num_cameras, image_size, num_tokens)
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""

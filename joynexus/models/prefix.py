@@ -35,6 +35,15 @@ class PrefixBatch:
             token_mask=self.token_mask[start:stop],
         )
 
+    def pick(self, index: Int64[Tensor, " n"]) -> "PrefixBatch":
+        """Return copies of the rows that an index names."""
+        return PrefixBatch(
+            images=self.images[index],
+            image_mask=self.image_mask[index],
+            tokens=self.tokens[index],
+            token_mask=self.token_mask[index],
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixFeatures:

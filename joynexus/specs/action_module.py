@@ -18,6 +18,10 @@ class ActionModuleSpec(Component):
         """Estimate the number of trainable parameters."""
         raise NotImplementedError
 
+    def longest_prefix(self) -> int | None:
+        """Return the most prefix positions that the module reads; None reads any number."""
+        return None
+
 
 class OftModuleSpec(ActionModuleSpec):
     """OpenVLA-OFT style: pooled prefix and state through an MLP to the whole chunk, L1 loss.
@@ -40,6 +44,9 @@ class OftModuleSpec(ActionModuleSpec):
         inputs = self.token_dim * self.max_prefix_tokens + state_dim
         body = inputs * self.hidden_dim + (self.num_layers - 1) * self.hidden_dim**2
         return prefix_dim * self.token_dim + body + self.hidden_dim * action_dim * horizon
+
+    def longest_prefix(self) -> int | None:  # noqa: D102
+        return self.max_prefix_tokens
 
 
 class FlowMatchingModuleSpec(ActionModuleSpec):
@@ -96,6 +103,9 @@ class GaussianModuleSpec(ActionModuleSpec):
         inputs = self.token_dim * self.max_prefix_tokens + state_dim
         body = inputs * self.hidden_dim + (self.num_layers - 1) * self.hidden_dim**2
         return 2 * (prefix_dim * self.token_dim + body) + self.hidden_dim * (action_dim * horizon + 1)
+
+    def longest_prefix(self) -> int | None:  # noqa: D102
+        return self.max_prefix_tokens
 
 
 AnyActionModule = Annotated[ActionModuleSpec, OneOf("action_modules")]

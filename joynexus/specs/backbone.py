@@ -31,6 +31,10 @@ class BackboneSpec(Component):
             "state_in_prefix": type(self).state_in_prefix,
         }
 
+    def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:
+        """Count the positions of one sample's prefix, padding included."""
+        raise NotImplementedError
+
     def prefix_bytes(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:
         """Estimate the bytes of one sample's prefix features."""
         raise NotImplementedError
@@ -72,13 +76,19 @@ class LiteBackboneSpec(BackboneSpec):
     def parameter_bytes(self) -> int:  # noqa: D102
         return 27_400_000 * self.bytes_per_number
 
-    def prefix_bytes(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
+    def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
         height, width = (-(-side // self.feature_stride) for side in image_size)
-        return (num_cameras * height * width + num_tokens) * self.width * self.bytes_per_number
+        return num_cameras * height * width + num_tokens
+
+    def prefix_bytes(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
+        return self.prefix_length(num_cameras, image_size, num_tokens) * self.width * self.bytes_per_number
 
 
 class SmolVlmBackboneSpec(BackboneSpec):
-    """SmolVLM (transformers' own class) from a folder or hub id, or random from an explicit tiny config."""
+    """SmolVLM (transformers' own class) from a folder or hub id, or random from an explicit tiny config.
+
+    Sizes that only the checkpoint knows are estimated as SmolVLM2-500M's.
+    """
 
     implementation: ClassVar[str] = "joynexus.models.backbones.smolvlm:SmolVlmBackbone"
     type: Literal["smolvlm"] = "smolvlm"
@@ -103,23 +113,33 @@ class SmolVlmBackboneSpec(BackboneSpec):
             raise ValueError("init: pretrained needs 'path' and no 'config'")
         return self
 
-    def _text(self) -> dict[str, Any]:
-        text = (self.config or {}).get("text_config")
-        return dict(text) if isinstance(text, dict) else {}
+    def _part(self, name: str) -> dict[str, Any]:
+        part = (self.config or {}).get(name)
+        return dict(part) if isinstance(part, dict) else {}
 
     def hidden_dim(self) -> int:  # noqa: D102
-        return int(self._text().get("hidden_size", 960))
+        return int(self._part("text_config").get("hidden_size", 960))
 
     def parameter_bytes(self) -> int:  # noqa: D102
         if self.init == "pretrained":
             return 500_000_000 * self.bytes_per_number
-        layers = self.num_layers or int(self._text().get("num_hidden_layers", 2))
+        layers = self.num_layers or int(self._part("text_config").get("num_hidden_layers", 2))
         return 24 * self.hidden_dim() ** 2 * layers * self.bytes_per_number
 
+    def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
+        del image_size  # every frame is resized to the vision tower's own size
+        vision = self._part("vision_config")
+        side = int(vision.get("image_size", 512)) // int(vision.get("patch_size", 16))
+        scale = int((self.config or {}).get("scale_factor", 4))  # pyright: ignore[reportArgumentType]
+        return num_cameras * (side // scale) ** 2 + num_tokens
+
     def prefix_bytes(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
-        layers = self.num_layers or int(self._text().get("num_hidden_layers", 16))
-        tokens = num_cameras * 64 + num_tokens
-        return tokens * self.hidden_dim() * (1 + 2 * layers) * self.bytes_per_number
+        text = self._part("text_config")
+        layers = self.num_layers or int(text.get("num_hidden_layers", 32))
+        heads = int(text.get("num_attention_heads", 15))
+        kv_dim = self.hidden_dim() // heads * int(text.get("num_key_value_heads", heads if text else 5))
+        length = self.prefix_length(num_cameras, image_size, num_tokens)
+        return length * (self.hidden_dim() + 2 * layers * kv_dim) * self.bytes_per_number
 
 
 AnyBackbone = Annotated[BackboneSpec, OneOf("backbones")]

@@ -1,0 +1,242 @@
+"""SmolVLM as a frozen prefix encoder: hidden states and every layer's keys and values.
+
+The weights are those of transformers' own class; the language layers are driven by hand, as SmolVLA does (Shukor et
+al. 2025, https://arxiv.org/abs/2506.01844): image and language tokens see each other in both directions, padding is
+masked, and the position of a token is the number of real tokens before it. Driving the layers also keeps K/V in our
+own tensors and lets a tenant's tokens through the frozen layers with gradient (:meth:`SmolVlmBackbone.extend`).
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import transformers
+from jaxtyping import Bool, Float, Int64, UInt8
+from torch import Tensor
+from torch.nn import functional
+from transformers import SmolVLMModel
+
+from joynexus.errors import SpecError
+from joynexus.models.backbone import Backbone
+from joynexus.models.chunks import fixed_chunks
+from joynexus.models.prefix import PrefixBatch, PrefixFeatures
+from joynexus.models.tokens import ByteTokenizer, PromptTable
+from joynexus.specs.backbone import BackboneSpec, SmolVlmBackboneSpec
+
+DOWNLOADS = "JOYNEXUS_ALLOW_DOWNLOADS"
+"""Environment variable: set to 1 where a hub id may be downloaded; otherwise it has to be in the local cache."""
+
+
+class SmolVlmBackbone(Backbone):
+    """SmolVLM without its language-model head."""
+
+    def __init__(self, spec: SmolVlmBackboneSpec, model: SmolVLMModel, prompts: PromptTable) -> None:
+        """Take over a model.
+
+        Args:
+            spec: What the model was built from.
+            model: transformers' model, in the dtype of the spec; its language layers are cut to ``num_layers``.
+            prompts: The model's tokenizer.
+        """
+        super().__init__()
+        self.spec = spec
+        parts: Any = model
+        config, text = parts.config, parts.text_model
+        self._vision: Any = parts.vision_model
+        self._connector: Any = parts.connector
+        self._embed: Any = text.embed_tokens
+        self._layers: Any = text.layers[: spec.num_layers]
+        self._norm: Any = text.norm
+        self._rotary: Any = text.rotary_emb
+        self._prompts = prompts
+        self._image_side = int(config.vision_config.image_size)
+        self._tokens_per_image = (self._image_side // int(config.vision_config.patch_size) // config.scale_factor) ** 2
+        self.hidden_dim = int(config.text_config.hidden_size)
+        self.num_encoded = 0
+        self.num_forwards = 0
+
+    @classmethod
+    def load(cls, spec: BackboneSpec, device: torch.device) -> Self:
+        """Build from a folder, a hub id or a random initialisation.
+
+        Args:
+            spec: A :class:`SmolVlmBackboneSpec`.
+            device: Where the weights go.
+
+        Returns:
+            The frozen backbone. torch's global random state is left as it was.
+
+        Raises:
+            SpecError: If nothing is found at ``path``, or the spec asks for more than the model has.
+        """
+        assert isinstance(spec, SmolVlmBackboneSpec)
+        model, prompts = _random(spec) if spec.init == "random" else _pretrained(spec)
+        backbone = cls(spec, model, prompts)
+        kept = len(backbone._layers)
+        if spec.num_layers not in (None, kept):
+            raise SpecError(f"smolvlm: num_layers is {spec.num_layers}, the model has {kept}. Take at most {kept}.")
+        return backbone.to(device).freeze()
+
+    def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:
+        """Count the positions of one sample's prefix, from the sizes of the loaded model."""
+        del image_size  # every frame is resized to the vision tower's own size
+        return num_cameras * self._tokens_per_image + num_tokens
+
+    def tokenize(self, prompts: Sequence[str], max_tokens: int) -> tuple[Int64[Tensor, "b l"], Bool[Tensor, "b l"]]:
+        """Turn prompts into token ids and mask; see :meth:`Backbone.tokenize`."""
+        return self._prompts.rows(prompts, max_tokens)
+
+    @torch.no_grad()
+    def prefix(self, batch: PrefixBatch, signature: str) -> PrefixFeatures:
+        """Encode rows of one signature, in chunks of ``spec.chunk_size``."""
+        parts: list[PrefixFeatures] = []
+        for chunk, real in fixed_chunks(batch, self.spec.chunk_size):
+            parts.append(self._encode_chunk(chunk, signature).slice(0, real))
+            self.num_forwards += 1
+        self.num_encoded += len(batch)
+        return PrefixFeatures.concatenate(parts)
+
+    def extend(self, prefix: PrefixFeatures, tokens: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
+        """Push a tenant's tokens through the frozen layers behind a cached prefix.
+
+        Args:
+            prefix: Features with K/V, from :meth:`prefix`.
+            tokens: Embeddings; each sees the whole prefix and all the other ``m``, the prefix sees none of them.
+
+        Returns:
+            Their last hidden states, after the final norm, in the dtype of ``tokens``, with gradient to them.
+        """
+        count = tokens.shape[1]
+        num_valid = (~prefix.pad).sum(dim=1, keepdim=True)
+        positions = num_valid + torch.arange(count, device=tokens.device)
+        valid = torch.cat([~prefix.pad, prefix.pad.new_ones(len(prefix), count)], dim=1)
+        hidden, _, _ = self._run_layers(
+            tokens.to(prefix.hidden.dtype), positions, valid, past=(prefix.keys, prefix.values)
+        )
+        return hidden.to(tokens.dtype)
+
+    def _encode_chunk(self, chunk: PrefixBatch, signature: str) -> PrefixFeatures:
+        text = self._embed(chunk.tokens)
+        valid = chunk.token_mask
+        if chunk.images.shape[1]:
+            text = torch.cat([self._image_tokens(chunk.images).to(text.dtype), text], dim=1)
+            seen = chunk.image_mask.repeat_interleave(self._tokens_per_image, dim=1)
+            valid = torch.cat([seen, valid], dim=1)
+        # A row with nothing to see attends to its padding: softmax over an empty set is NaN.
+        attended = valid | ~valid.any(dim=1, keepdim=True)
+        positions = (attended.cumsum(dim=1) - 1).clamp(min=0)
+        hidden, keys, values = self._run_layers(text, positions, attended, past=((), ()))
+        return PrefixFeatures(hidden=hidden, pad=~valid, keys=keys, values=values, signature=signature)
+
+    def _image_tokens(self, images: UInt8[Tensor, "b c h w 3"]) -> Float[Tensor, "b n d"]:
+        """Tokens of all cameras, in order.
+
+        The tower and the connector are called by themselves: the model's own ``get_image_features`` drops images
+        whose pixels are all 0, which a uniformly grey frame is after scaling.
+        """
+        rows, cameras = images.shape[:2]
+        pixels = resize_with_pad(images.flatten(0, 1), self._image_side)
+        seen = self._vision(pixel_values=pixels.to(self._embed.weight.dtype)).last_hidden_state
+        return self._connector(seen).reshape(rows, cameras * self._tokens_per_image, -1)
+
+    def _run_layers(
+        self,
+        hidden: Float[Tensor, "b q d"],
+        positions: Int64[Tensor, "b q"],
+        valid: Bool[Tensor, "b k"],
+        *,
+        past: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
+    ) -> tuple[Float[Tensor, "b q d"], tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Run the decoder layers over ``q`` tokens that see all valid ones of ``k`` = past + ``q``.
+
+        Returns:
+            Hidden states after the final norm, and the new tokens' K (after rotary embedding) and V per layer.
+        """
+        cos, sin = (each[:, None] for each in self._rotary(hidden, positions))
+        mask = valid[:, None, None, :]
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        for index, layer in enumerate(self._layers):
+            attention = layer.self_attn
+            normed = layer.input_layernorm(hidden)
+            heads = (*normed.shape[:2], -1, attention.head_dim)
+            query = attention.q_proj(normed).view(heads).transpose(1, 2)
+            key = attention.k_proj(normed).view(heads).transpose(1, 2)
+            value = attention.v_proj(normed).view(heads).transpose(1, 2)
+            query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+            keys.append(key)
+            values.append(value)
+            if past[0]:
+                key, value = torch.cat([past[0][index], key], dim=2), torch.cat([past[1][index], value], dim=2)
+            groups = query.shape[1] // key.shape[1]
+            mixed = functional.scaled_dot_product_attention(
+                query, key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1), attn_mask=mask
+            )
+            hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        return self._norm(hidden), tuple(keys), tuple(values)
+
+
+def resize_with_pad(images: UInt8[Tensor, "n h w 3"], side: int) -> Float[Tensor, "n 3 s s"]:
+    """Fit frames into a square, as SmolVLA does: bilinear, aspect kept, black at the left and top, then to [-1, 1]."""
+    height, width = images.shape[1:3]
+    ratio = max(height / side, width / side)
+    size = (int(height / ratio), int(width / ratio))
+    pixels = images.permute(0, 3, 1, 2).to(torch.float32) / 255
+    if size != (height, width):
+        pixels = functional.interpolate(pixels, size=size, mode="bilinear", align_corners=False)
+    padded = functional.pad(pixels, (side - size[1], 0, side - size[0], 0))
+    return padded * 2 - 1
+
+
+def _rotate(states: Float[Tensor, "b n q e"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b n q e"]:
+    first, second = states.chunk(2, dim=-1)
+    return states * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def _dtype(spec: SmolVlmBackboneSpec) -> torch.dtype:
+    return torch.float32 if spec.dtype == "float32" else torch.bfloat16
+
+
+def _random(spec: SmolVlmBackboneSpec) -> tuple[SmolVLMModel, PromptTable]:
+    library: Any = transformers
+    config = library.SmolVLMConfig(**(spec.config or {}))
+    tokenizer = ByteTokenizer()
+    vocabulary = int(config.text_config.vocab_size)
+    if vocabulary < tokenizer.num_tokens:
+        raise SpecError(
+            f"smolvlm: config.text_config.vocab_size is {vocabulary}; the byte-level tokenizer of 'init: random' has "
+            f"{tokenizer.num_tokens} ids. Take at least that."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(spec.seed)
+        model = library.AutoModel.from_config(config, dtype=_dtype(spec), attn_implementation="sdpa")
+    return model, PromptTable(tokenizer.encode, pad_id=tokenizer.pad_id)
+
+
+def _pretrained(spec: SmolVlmBackboneSpec) -> tuple[SmolVLMModel, PromptTable]:
+    library: Any = transformers
+    where: dict[str, Any] = {"local_files_only": os.environ.get(DOWNLOADS) != "1"}
+    if spec.path is None or not Path(spec.path).is_dir():
+        where["revision"] = spec.revision
+    try:
+        model, info = library.SmolVLMModel.from_pretrained(
+            spec.path, dtype=_dtype(spec), attn_implementation="sdpa", output_loading_info=True, **where
+        )
+        tokenizer = library.AutoTokenizer.from_pretrained(spec.path, **where)
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"smolvlm: cannot load {spec.path!r}: {error} Give a folder with config, weights and tokenizer; "
+            f"a hub id is downloaded only where {DOWNLOADS}=1."
+        ) from error
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])[:3]
+        raise SpecError(f"smolvlm: {spec.path!r} lacks weights, such as {missing}. Take a whole SmolVLM checkpoint.")
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+
+    def encode(prompt: str) -> list[int]:
+        return tokenizer(prompt)["input_ids"]
+
+    return model, PromptTable(encode, pad_id=pad_id)

@@ -1,0 +1,229 @@
+"""From a policy spec and observations to prefix features: the path that training and inference share.
+
+Both build the same parts with :func:`build_policy`, turn observations into a :class:`PrefixBatch` with
+:func:`prepare_prefix`, and get features with :func:`encode`, which computes only what the store lacks.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from joynexus.errors import InvalidBatchError, SpecError
+from joynexus.models.action_module import ActionModule, ModuleDims, build_action_module
+from joynexus.models.backbone import Backbone
+from joynexus.models.normalizer import PolicyNormalizer
+from joynexus.models.prefix import PrefixBatch, PrefixFeatures
+from joynexus.models.prefix_store import PrefixStore
+from joynexus.specs.signature import PrefixLayout, prefix_layout
+from joynexus.specs.tenant import ObservationSpec, PolicySpec
+from joynexus.types import Array, Observation, PolicyStats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyParts:
+    """What a policy is made of, beside the shared backbone."""
+
+    module: ActionModule
+    """On the backbone's device, in float32."""
+    normalizer: PolicyNormalizer
+    layout: PrefixLayout
+    signature: str
+    """``layout.signature``, computed once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodeCount:
+    """Where the rows of one :func:`encode` came from."""
+
+    encoded: tuple[bool, ...]
+    """Per row: True where the row went through the backbone; False where it was in the store, or is a copy of an
+    earlier row of the same call."""
+
+    @property
+    def num_encoded(self) -> int:
+        """Rows that went through the backbone."""
+        return sum(self.encoded)
+
+    @property
+    def num_reused(self) -> int:
+        """Rows that did not."""
+        return len(self.encoded) - self.num_encoded
+
+
+def module_dims(policy: PolicySpec, backbone: Backbone) -> ModuleDims:
+    """Return the sizes that a policy's action module is built for."""
+    return ModuleDims(
+        prefix_dim=backbone.hidden_dim,
+        state_dim=policy.observation.state_dim,
+        action_dim=policy.action.dim,
+        horizon=policy.action.horizon,
+    )
+
+
+def build_policy(policy: PolicySpec, backbone: Backbone, *, seed: int, stats: PolicyStats | None) -> PolicyParts:
+    """Build a policy's own parts beside a resident backbone.
+
+    Args:
+        policy: The tenant's policy.
+        backbone: The backbone that ``policy.backbone`` names.
+        seed: Of the initial parameters: the tenant's.
+        stats: Statistics to normalise with; may be None with normalisation ``identity``.
+
+    Returns:
+        The parts; the module is freshly initialised and on the backbone's device.
+
+    Raises:
+        SpecError: If the normalisation needs statistics and there are none, if the statistics have another width
+            than state or action, or if the prefix is longer than the module reads.
+    """
+    _check_prefix(policy, backbone)
+    _check_stats(policy, stats)
+    layout = prefix_layout(backbone.spec, policy.observation)
+    module = build_action_module(policy.action_module, module_dims(policy, backbone), seed=seed)
+    return PolicyParts(
+        module=module.to(backbone.device),
+        normalizer=PolicyNormalizer(stats, policy.action.normalization, backbone.device),
+        layout=layout,
+        signature=layout.signature,
+    )
+
+
+def prepare_prefix(backbone: Backbone, policy: PolicySpec, observation: Observation) -> PrefixBatch:
+    """Turn observations into what the backbone sees.
+
+    Args:
+        backbone: Gives tokenizer and device.
+        policy: Gives cameras, image size, prompt template and token bucket.
+        observation: At least one row. Frames that ``image_mask`` hides are blanked, whatever they hold.
+
+    Returns:
+        The rows, on the backbone's device.
+
+    Raises:
+        InvalidBatchError: If the observation has other cameras, sizes or widths than the policy, or a prompt is
+            longer than the token bucket.
+    """
+    check_observation(policy.observation, observation)
+    prompts = [policy.observation.prompt_template.replace("{instruction}", text) for text in observation.instructions]
+    tokens, token_mask = backbone.tokenize(prompts, policy.observation.max_prompt_tokens)
+    images = np.where(observation.image_mask[..., None, None, None], observation.images, np.uint8(0))
+    return PrefixBatch(
+        images=torch.from_numpy(images).to(backbone.device),
+        image_mask=torch.tensor(observation.image_mask, device=backbone.device),
+        tokens=tokens.to(backbone.device),
+        token_mask=token_mask.to(backbone.device),
+    )
+
+
+def check_observation(spec: ObservationSpec, observation: Observation) -> None:
+    """Refuse observations that do not have the policy's shapes.
+
+    Args:
+        spec: What the policy looks at.
+        observation: Rows to check.
+
+    Raises:
+        InvalidBatchError: Naming every field that is wrong, what was found and what is needed.
+    """
+    rows, cameras = len(observation), len(spec.cameras)
+    images, size = observation.images, (*spec.image_size, 3)
+    problems: list[str] = []
+    if rows == 0:
+        problems.append("there are no rows")
+    if images.dtype != np.uint8 or images.ndim != 5 or images.shape[:2] != (rows, cameras):  # noqa: PLR2004
+        problems.append(f"images are {_describe(images)}, need uint8 [{rows}, {cameras}, h, w, 3]")
+    elif cameras and images.shape[2:] != size:
+        problems.append(f"frames are {list(images.shape[2:])}, the policy's are {list(size)}")
+    if observation.image_mask.dtype != np.bool_ or observation.image_mask.shape != (rows, cameras):
+        problems.append(f"image_mask is {_describe(observation.image_mask)}, need bool [{rows}, {cameras}]")
+    if observation.state.dtype != np.float32 or observation.state.shape != (rows, spec.state_dim):
+        problems.append(f"state is {_describe(observation.state)}, need float32 [{rows}, {spec.state_dim}]")
+    if problems:
+        raise InvalidBatchError(f"observation: {'; '.join(problems)}. Send what the policy spec declares.")
+
+
+def prefix_keys(batch: PrefixBatch, signature: str) -> list[bytes]:
+    """Name each row by its content: image bytes, camera mask, token ids, and the schema signature.
+
+    Args:
+        batch: Rows as :func:`prepare_prefix` makes them.
+        signature: Schema signature of the policy; it covers backbone, dtype and preprocessing.
+
+    Returns:
+        One 32-byte key per row; equal keys mean equal prefixes, whoever the tenants are.
+    """
+    columns: list[Array] = [
+        each.cpu().numpy() for each in (batch.images, batch.image_mask, batch.tokens, batch.token_mask)
+    ]
+    keys: list[bytes] = []
+    for row in range(len(batch)):
+        digest = hashlib.blake2b(signature.encode(), digest_size=32)
+        for column in columns:
+            digest.update(column[row].tobytes())
+        keys.append(digest.digest())
+    return keys
+
+
+def encode(
+    backbone: Backbone, store: PrefixStore | None, batch: PrefixBatch, keys: Sequence[bytes], signature: str
+) -> tuple[PrefixFeatures, EncodeCount]:
+    """Get the features of every row, computing only what the store lacks, and each content once.
+
+    Args:
+        backbone: Runs over the misses, in one call.
+        store: Where to look and to keep; None computes every distinct row.
+        batch: Rows of one signature, on the backbone's device.
+        keys: One per row, from :func:`prefix_keys`.
+        signature: Schema signature of all rows.
+
+    Returns:
+        The features in the order of the rows, free to be changed, and which rows were encoded.
+    """
+    first_row = {key: row for row, key in reversed(list(enumerate(keys)))}
+    distinct = sorted(first_row, key=first_row.__getitem__)
+    found = store.lookup(distinct) if store is not None else [None] * len(distinct)
+    known = {key: row for key, row in zip(distinct, found, strict=True) if row is not None}
+    missing = [key for key in distinct if key not in known]
+    encoded_rows = {first_row[key] for key in missing}
+    count = EncodeCount(encoded=tuple(row in encoded_rows for row in range(len(keys))))
+    if missing:
+        rows = torch.tensor([first_row[key] for key in missing], device=batch.tokens.device)
+        misses = batch if len(missing) == len(batch) else batch.pick(rows)
+        fresh = backbone.prefix(misses, signature)
+        if store is not None:
+            store.insert(missing, fresh)
+        if len(missing) == len(batch):
+            return fresh, count
+        known |= {key: fresh.slice(row, row + 1) for row, key in enumerate(missing)}
+    return PrefixFeatures.concatenate([known[key] for key in keys]), count
+
+
+def _check_prefix(policy: PolicySpec, backbone: Backbone) -> None:
+    seen = policy.observation
+    length = backbone.prefix_length(len(seen.cameras), seen.image_size, seen.max_prompt_tokens)
+    limit = policy.action_module.longest_prefix()
+    if limit is not None and length > limit:
+        raise SpecError(
+            f"action_module {policy.action_module.type!r}: the prefix has {length} tokens ({len(seen.cameras)} cameras "
+            f"and {seen.max_prompt_tokens} prompt tokens), the module reads {limit}. "
+            f"Raise max_prefix_tokens to {length}, or take fewer or smaller frames."
+        )
+
+
+def _check_stats(policy: PolicySpec, stats: PolicyStats | None) -> None:
+    if stats is None or policy.action.normalization == "identity":
+        return
+    pairs = (("state", stats.state, policy.observation.state_dim), ("action", stats.action, policy.action.dim))
+    for name, each, width in pairs:
+        if each is not None and each.mean.shape != (width,):
+            raise SpecError(
+                f"statistics from {stats.source}: {name} is {each.mean.shape[0]} wide, the policy's is {width}. "
+                "Use statistics of a dataset that fits the policy."
+            )
+
+
+def _describe(array: Array) -> str:
+    return f"{array.dtype} {list(array.shape)}"
