@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 
 from joynexus.errors import JoyNexusError
 from joynexus.specs.loading import load_any
+from joynexus.specs.registry import KINDS, Kind, component_types
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = {".git", ".venv", "outputs", "demos", "build", "dist", "shared", "__pycache__"}
@@ -110,6 +111,14 @@ def test_decisions_are_indexed() -> None:
 def test_decisions_have_every_section(section: str) -> None:
     folder = ROOT / "docs" / "decisions"
     assert not [path.name for path in folder.glob("[0-9]*.md") if f"\n## {section}\n" not in path.read_text()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_component_has_its_row(kind: Kind) -> None:
+    section = (ROOT / "docs" / "components.md").read_text().partition(f"(`joynexus.{kind}`)")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", section, re.MULTILINE)
+    ours = {name: spec for name, spec in component_types(kind).items() if spec.__module__.startswith("joynexus.")}
+    assert sorted(rows) == sorted((name, spec.__name__) for name, spec in ours.items())
 
 
 def test_links_between_documents_lead_somewhere() -> None:
