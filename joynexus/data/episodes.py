@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
 
 from joynexus.specs.contract import InterfaceContract
 from joynexus.specs.data import DatasetSpec
@@ -14,7 +13,7 @@ class EpisodeDataset(ABC):
 
     @classmethod
     @abstractmethod
-    def open(cls, spec: DatasetSpec, view: ViewSpec) -> Self:
+    def open(cls, spec: DatasetSpec, view: ViewSpec) -> "EpisodeDataset":
         """Open and verify a dataset.
 
         Raises:

@@ -7,7 +7,7 @@ next episode's first frame can't be taken for the last one's end.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from jaxtyping import Bool, Float32, UInt8
 
@@ -60,7 +60,7 @@ class Environment(ABC):
 
     @classmethod
     @abstractmethod
-    def open(cls, spec: EnvironmentSpec, view: ViewSpec) -> Self:
+    def open(cls, spec: EnvironmentSpec, view: ViewSpec) -> "Environment":
         """Start the simulator.
 
         Raises:

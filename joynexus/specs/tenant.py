@@ -1,7 +1,7 @@
 """A tenant: one policy, and the workloads that train and evaluate it."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -30,7 +30,7 @@ class ObservationSpec(Spec):
     """The prompt; ``{instruction}`` stands for the task's own."""
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> "ObservationSpec":
         if len(set(self.cameras)) != len(self.cameras):
             raise ValueError(f"cameras {list(self.cameras)} name one camera twice")
         if "{instruction}" not in self.prompt_template:
@@ -55,7 +55,7 @@ class ActionSpec(Spec):
     """If given, dataset and environment have to declare the same."""
 
     @model_validator(mode="after")
-    def _executed_fit(self) -> Self:
+    def _executed_fit(self) -> "ActionSpec":
         if self.num_action_steps > self.horizon:
             raise ValueError(f"num_action_steps {self.num_action_steps} is more than horizon {self.horizon}")
         return self
@@ -113,7 +113,7 @@ class RolloutSpec(Spec):
     """Trajectories (whole episodes) that one update learns from."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _ordered(self) -> "RolloutSpec":
         if self.max_workers < self.min_workers:
             raise ValueError(f"max_workers {self.max_workers} is less than min_workers {self.min_workers}")
         return self
@@ -167,7 +167,7 @@ class TenantSpec(Spec):
     """Run one after the other; none is a tenant driven through the Python API."""
 
     @model_validator(mode="after")
-    def _module_can_learn(self) -> Self:
+    def _module_can_learn(self) -> "TenantSpec":
         for index, workload in enumerate(self.workloads):
             if not isinstance(workload, RlSpec) or not workload.algorithm.needs_log_prob:
                 continue
