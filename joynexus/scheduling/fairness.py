@@ -34,8 +34,8 @@ class _Share:
     order: int
     """Of registration: the last tie-break, so that replays agree."""
     virtual_time: float = 0.0
-    last_chosen: int = -1
-    """Number of the choice that it won last; -1 before the first."""
+    last_served: int = -1
+    """Number of its newest charge; -1 before the first."""
 
 
 class FairShare:
@@ -55,7 +55,7 @@ class FairShare:
         self._clocks = [0.0] * len(_CLASSES)
         self._ready_before: set[str] = set()
         self._num_added = 0
-        self._num_choices = 0
+        self._num_charges = 0
 
     def __contains__(self, tenant: object) -> bool:
         return tenant in self._shares
@@ -89,7 +89,7 @@ class FairShare:
         self._ready_before.discard(tenant)
 
     def choose(self, ready: Mapping[str, float], among: Container[str] | None = None) -> str:
-        """Say who is served next. Call :meth:`charge` before the next choice.
+        """Say who is served next. Asking again gives the same answer until somebody is charged.
 
         Args:
             ready: Everybody who has work that could be served, with the seconds that they have waited since their
@@ -108,10 +108,7 @@ class FairShare:
         candidates = ready if among is None else [tenant for tenant in ready if tenant in among]
         if not candidates:
             raise ValueError(f"fair share: none of the {len(ready)} ready tenants may be chosen. Pass at least one.")
-        chosen = min(candidates, key=lambda tenant: self._rank_of(tenant, ready[tenant]))
-        self._shares[chosen].last_chosen = self._num_choices
-        self._num_choices += 1
-        return chosen
+        return min(candidates, key=lambda tenant: self._rank_of(tenant, ready[tenant]))
 
     def charge(self, tenant: str, cost: int) -> None:
         """Book what a tenant was served.
@@ -125,6 +122,8 @@ class FairShare:
         """
         share = self._share(tenant)
         share.virtual_time += cost / share.weight
+        share.last_served = self._num_charges
+        self._num_charges += 1
 
     def _share(self, tenant: str) -> _Share:
         share = self._shares.get(tenant)
@@ -149,8 +148,8 @@ class FairShare:
         self._ready_before = set(ready)
 
     def _rank_of(self, tenant: str, wait_s: float) -> tuple[int, float, int, int]:
-        """Sort key: class with ageing, then how far ahead of its class, then who was chosen longest ago."""
+        """Sort key: class with ageing, then how far ahead of its class, then who was served longest ago."""
         share = self._shares[tenant]
         effective = min(_TOP, share.rank + int(wait_s / self._ageing_s))
         ahead = share.virtual_time - self._clocks[share.rank]
-        return (-effective, ahead, share.last_chosen, share.order)
+        return (-effective, ahead, share.last_served, share.order)

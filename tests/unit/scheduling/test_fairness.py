@@ -169,6 +169,14 @@ def test_equal_tenants_take_turns():
     assert serve(share, {"c": 0.0, "b": 0.0, "a": 0.0}, rounds=6) == ["a", "b", "c", "a", "b", "c"]
 
 
+def test_asking_twice_gives_the_same_answer():
+    share = fair({"a": 1.0, "b": 1.0})
+    ready = {"a": 0.0, "b": 0.0}
+    assert [share.choose(ready) for _ in range(3)] == ["a", "a", "a"]
+    share.charge("a", 1)
+    assert [share.choose(ready) for _ in range(3)] == ["b", "b", "b"]
+
+
 def test_weight_can_change_while_running():
     share = fair({"a": 1.0, "b": 1.0})
     ready = {"a": 0.0, "b": 0.0}
