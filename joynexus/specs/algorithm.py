@@ -44,6 +44,10 @@ class AlgorithmSpec(Component):
     needs_log_prob: ClassVar[bool] = True
     """Whether the action module must give log-probability and value."""
 
+    def batch_rows(self) -> int:
+        """Return the most rows of one gradient step, for the estimate of its memory."""
+        return 64
+
 
 class PpoSpec(AlgorithmSpec):
     """Proximal policy optimisation at the level of action chunks: one decision per chunk.
@@ -75,6 +79,9 @@ class PpoSpec(AlgorithmSpec):
     """Per tenant and iteration, never across tenants."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """Of the whole action module, critic included."""
+
+    def batch_rows(self) -> int:  # noqa: D102
+        return self.minibatch_size
 
 
 AnyAlgorithm = Annotated[AlgorithmSpec, OneOf("algorithms")]

@@ -156,7 +156,8 @@ def _extra(place: _Place, error: ErrorDetails) -> str:
 
 
 def _unknown_type(place: _Place, error: ErrorDetails) -> str:
-    found = error["input"].get("type") if isinstance(error["input"], dict) else error["input"]
+    context: dict[str, Any] = error.get("ctx", {})
+    found = context.get("tag")
     known = sorted(place.variants.classes)
     match = nearest(found, known)
     parts = [
