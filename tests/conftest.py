@@ -1,7 +1,7 @@
 """What holds for every test: one thread, no network, no telemetry, and cheap tests first.
 
-The environment is set before anything else is imported: numeric libraries read it once, at their import, and
-simulator and Ray processes inherit it.
+The environment is set before torch, Ray and transformers are imported, which read it once, and simulator and Ray
+processes inherit it. Only numpy is loaded earlier, by a plugin of pytest's.
 """
 
 import os
