@@ -1,7 +1,10 @@
 """Which role is replaced, and which tenant is given up. Pure: the caller pings, and brings the clock.
 
-    add -> (starting) --answered--> (up) --missed too often, or died--> Restart -> (restarting) --restarted--> (starting)
-                 \\--no first answer within startup_s, or died--> Restart ...  more than max_restarts -> FailTenant
+    add      -> starting
+    starting -> up          the first answer
+    starting -> restarting  it died, or gave no answer within startup_s
+    up       -> restarting  it died, or missed missed_pings in a row
+    restarting -> starting  the caller has made it anew; more than max_restarts in a window -> FailTenant
 
 A pinging role may still achieve nothing: workloads are tracked apart, and one that makes no progress for ``stall_s``
 fails its tenant. So whatever happens, a tenant ends or moves within a time that follows from the spec.

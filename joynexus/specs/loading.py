@@ -4,6 +4,7 @@ Every error is a :class:`SpecError` of one line per problem, ``file: dotted.path
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -17,6 +18,17 @@ from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import TenantSpec
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFiles:
+    """What several files hold."""
+
+    tenants: list[TenantSpec] = field(default_factory=list[TenantSpec])
+    services: dict[Path | str, ServiceSpec] = field(default_factory=dict[Path | str, ServiceSpec])
+    """By file."""
+    errors: list[SpecError] = field(default_factory=list[SpecError])
+    """One per file or name that is wrong."""
 
 
 def parse_tenant(data: object, source: str) -> TenantSpec:
@@ -72,33 +84,38 @@ def load_service(path: Path | str) -> ServiceSpec:
     return _only(ServiceSpec, path, "a service")
 
 
+def load_files(paths: Sequence[Path | str]) -> LoadedFiles:
+    """Read several files, each of one or more documents, and keep what is wrong apart from what is right."""
+    owners: dict[str, Path | str] = {}
+    loaded = LoadedFiles()
+    for path in paths:
+        try:
+            specs = load_any(path)
+        except SpecError as error:
+            loaded.errors.append(error)
+            continue
+        for spec in specs:
+            if isinstance(spec, ServiceSpec):
+                loaded.services[path] = spec
+            elif spec.tenant in owners:
+                first = owners[spec.tenant]
+                loaded.errors.append(SpecError(f"{path}: tenant: {spec.tenant!r} is also in {first}. Rename one."))
+            else:
+                owners[spec.tenant] = path
+                loaded.tenants.append(spec)
+    return loaded
+
+
 def load_tenants(paths: Sequence[Path | str]) -> tuple[TenantSpec, ...]:
-    """Read the tenants of several files, each of one or more documents.
+    """Read the tenants of several files.
 
     Raises:
         SpecError: Naming every problem of every file, and every name that two tenants share.
     """
-    owners: dict[str, Path | str] = {}
-    tenants: list[TenantSpec] = []
-    errors: list[SpecError] = []
-    for path in paths:
-        try:
-            found = load_any(path)
-        except SpecError as error:
-            errors.append(error)
-            continue
-        for spec in found:
-            if isinstance(spec, ServiceSpec):
-                errors.append(SpecError(f"{path}: a service, not a tenant. Give it with --service."))
-            elif spec.tenant in owners:
-                errors.append(
-                    SpecError(f"{path}: tenant: {spec.tenant!r} is also in {owners[spec.tenant]}. Rename one.")
-                )
-            else:
-                owners[spec.tenant] = path
-                tenants.append(spec)
-    raise_all(errors)
-    return tuple(tenants)
+    loaded = load_files(paths)
+    misplaced = [SpecError(f"{path}: a service, not a tenant. Give it with --service.") for path in loaded.services]
+    raise_all([*loaded.errors, *misplaced])
+    return tuple(loaded.tenants)
 
 
 def dump_yaml(*specs: Spec) -> str:

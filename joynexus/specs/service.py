@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from joynexus.specs.backbone import AnyBackbone
+from joynexus.specs.backbone import AnyBackbone, LiteBackboneSpec
 from joynexus.specs.base import Name, Resources, Spec
 
 
@@ -116,3 +116,8 @@ class ServiceSpec(Spec):
     quotas: QuotaSpec = QuotaSpec()
     placement_timeout_s: float = Field(default=30.0, gt=0.0)
     """How long a placement group may stay pending before its tenant is refused."""
+
+
+def default_service() -> ServiceSpec:
+    """Return the service that is taken where none is given: the backbone ``lite`` under its own name."""
+    return ServiceSpec(backbones={"lite": LiteBackboneSpec()})
