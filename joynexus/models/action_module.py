@@ -105,9 +105,10 @@ def build_action_module(spec: ActionModuleSpec, dims: ModuleDims, *, seed: int) 
         seed: Of the initial parameters.
 
     Returns:
-        The module, on the CPU, in float32.
+        The module, on the CPU, in float32. torch's global random state is left as it was.
     """
-    module = load_implementation(spec)(spec, dims)
+    with torch.random.fork_rng(devices=[]):  # torch's layers draw default weights when they are made
+        module = load_implementation(spec)(spec, dims)
     assert isinstance(module, ActionModule)
     module.reset_parameters(torch.Generator().manual_seed(seed))
     return module

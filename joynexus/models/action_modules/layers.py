@@ -1,0 +1,87 @@
+"""What the built-in action modules have in common: reading the prefix, and drawing initial parameters."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from joynexus.errors import InvalidBatchError
+from joynexus.models.action_module import ModuleDims
+from joynexus.models.prefix import PrefixFeatures
+
+
+def visible_tokens(prefix: PrefixFeatures) -> Float[Tensor, "b p d"]:
+    """Return the prefix's hidden states in float32, with 0 at padding: whatever was there can't enter a sum."""
+    hidden = prefix.hidden.to(torch.float32)
+    return torch.where(prefix.pad[..., None], torch.zeros((), dtype=hidden.dtype, device=hidden.device), hidden)
+
+
+class TokenReader(nn.Module):
+    """Prefix and state as one flat vector, each token in a place of its own.
+
+    Pooling over image tokens would forget where things are; a narrow projection per token keeps it and stays small.
+    The places of masked tokens, and those past the end of a shorter prefix, hold 0.
+    """
+
+    def __init__(self, dims: ModuleDims, *, token_dim: int, max_tokens: int) -> None:
+        """Size the projection.
+
+        Args:
+            dims: Sizes of prefix and state.
+            token_dim: Numbers kept per token.
+            max_tokens: Places; a longer prefix is refused.
+        """
+        super().__init__()
+        self.norm = nn.LayerNorm(dims.prefix_dim)
+        self.project = nn.Linear(dims.prefix_dim, token_dim)
+        self.max_tokens = max_tokens
+        self.width = token_dim * max_tokens + dims.state_dim
+
+    def forward(self, prefix: PrefixFeatures, state: Float[Tensor, "b s"]) -> Float[Tensor, "b w"]:
+        """Read rows.
+
+        Raises:
+            InvalidBatchError: If the prefix has more than ``max_tokens`` positions.
+        """
+        if prefix.length > self.max_tokens:
+            raise InvalidBatchError(
+                f"prefix: it has {prefix.length} tokens, the action module reads {self.max_tokens}. "
+                f"Raise max_prefix_tokens to {prefix.length}."
+            )
+        tokens = functional.gelu(self.project(self.norm(visible_tokens(prefix))))
+        tokens = tokens.masked_fill(prefix.pad[..., None], 0.0)
+        places = functional.pad(tokens, (0, 0, 0, self.max_tokens - prefix.length)).flatten(1)
+        return torch.cat([places, state], dim=1)
+
+
+def reset_layers(module: nn.Module, generator: torch.Generator, *, gain: float = 1.0, orthogonal: bool = False) -> None:
+    """Draw all linear layers inside a module anew, and bring its layer norms back to the identity.
+
+    Args:
+        module: Its linear layers and layer norms are reset, in the order of ``modules()``.
+        generator: The only source of randomness.
+        gain: Scale of the weights.
+        orthogonal: Orthogonal weights (Saxe et al. 2014, https://arxiv.org/abs/1312.6120), as PPO likes them, in
+            place of Xavier-uniform ones.
+    """
+    draw = nn.init.orthogonal_ if orthogonal else nn.init.xavier_uniform_
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            draw(layer.weight, gain=gain, generator=generator)
+            nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.LayerNorm) and layer.elementwise_affine:
+            nn.init.ones_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+
+def sinusoids(positions: Float[Tensor, " n"], width: int, *, longest: float) -> Float[Tensor, "n w"]:
+    """Code positions as sines and cosines of ``width // 2`` wavelengths, from 2π to 2π·``longest``, geometrically.
+
+    Vaswani et al. 2017, Sec. 3.5, https://arxiv.org/abs/1706.03762. An odd last column is 0.
+    """
+    half = width // 2
+    exponents = torch.arange(half, dtype=torch.float32, device=positions.device) / max(half - 1, 1)
+    angles = positions[:, None] * torch.exp(-math.log(longest) * exponents)
+    return functional.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, width - 2 * half))
