@@ -26,7 +26,7 @@ _INSTRUCTIONS = {
     "DrawTriangle-v1": "draw the triangle on the canvas",
     "LiftPegUpright-v1": "lift the peg so that it stands upright on the table",
     "PegInsertionSide-v1": "pick up the peg and insert its orange end into the hole of the box",
-    "PickCube-v1": "pick up the red cube and move it to the green goal",
+    "PickCube-v1": "pick up the red cube and move it to the goal",
     "PlaceSphere-v1": "pick up the sphere and place it into the bin",
     "PlugCharger-v1": "pick up the charger and plug it into the receptacle",
     "PokeCube-v1": "poke the cube with the peg and push it to the goal",
