@@ -1,0 +1,278 @@
+"""Callers → engine: requests of many tenants in one forward, the next batch filling while this one runs.
+
+One task runs batch after batch; the engine computes in a thread of its own, so that the event loop goes on taking
+requests. Nothing that one caller does reaches another: a request that fails fails alone, one whose caller gives up
+is taken out before it is run, and a tenant with many requests gets its fair share of each batch, not more.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from joynexus.errors import JoyNexusError, QueueClosedError, ServiceError, TenantFailedError, TenantNotFoundError
+from joynexus.queues.waiting_room import Pending, RecentPeak, WaitingRoom
+from joynexus.scheduling.fairness import Priority
+from joynexus.specs.service import InferenceSpec
+from joynexus.types import ActionChunk, PredictRequest
+
+log = logging.getLogger(__name__)
+
+Answer = ActionChunk | Exception
+"""What the engine gives per request."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatcherStats:
+    """What a batcher has done since it was made."""
+
+    batches: int
+    requests: int
+    """That were run, failed ones included."""
+    failed: int
+    """Answered with an error by the engine."""
+    cancelled: int
+    """Callers that gave up before their request was run."""
+    refused: int
+    """Turned away because too many rows waited."""
+    mean_requests: float
+    """Per batch."""
+    mean_tenants: float
+    """Per batch."""
+    mean_rows: float
+    """Per batch."""
+    mean_wait_s: float
+    """From a request's arrival to the start of its batch."""
+    mean_run_s: float
+    """Of a batch in the engine."""
+    queued_requests: int
+    """Now."""
+    queued_rows: int
+    """Now."""
+
+
+class GroupBatcher:
+    """Batches requests in front of an engine. Binds to the event loop of the first request."""
+
+    def __init__(
+        self,
+        engine_run: Callable[[list[PredictRequest]], Sequence[Answer]],
+        signature_of: Callable[[str], str],
+        spec: InferenceSpec,
+        *,
+        executor: Executor | None = None,
+    ) -> None:
+        """Start idle.
+
+        Args:
+            engine_run: Answers a batch of one schema signature, one answer per request; runs in ``executor``.
+            signature_of: A tenant's schema signature; raises ``TenantNotFoundError``.
+            spec: Size of a batch, waiting time, bound of the queue.
+            executor: Runs one batch at a time; None makes a thread for it.
+        """
+        self._engine_run = engine_run
+        self._signature_of = signature_of
+        self._spec = spec
+        self._own_executor = ThreadPoolExecutor(1, "inference") if executor is None else None
+        self._executor = executor or self._own_executor
+        self._room = WaitingRoom(spec.max_queued_rows)
+        self._callers: dict[str, RecentPeak] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._alarm: asyncio.Future[None] | None = None
+        self._is_closed = False
+        self._sums = dict.fromkeys(("batches", "requests", "failed", "cancelled", "refused", "tenants", "rows"), 0)
+        self._wait_s = 0.0
+        self._run_s = 0.0
+
+    def set_share(self, tenant: str, weight: float, priority: Priority = "normal") -> None:
+        """Give a tenant a weight and a class; without, it has weight 1 and class ``normal``."""
+        self._room.set_share(tenant, weight, priority)
+
+    def remove_tenant(self, tenant: str) -> None:
+        """Forget a tenant's share; what waits for it is answered with ``TenantNotFoundError``."""
+        for pending in self._room.forget(tenant):
+            _fail(pending, TenantNotFoundError(f"tenant {tenant!r}: was removed while its request waited."))
+
+    async def submit(self, request: PredictRequest) -> ActionChunk:
+        """Act for some rows of one tenant, in a batch with whoever else asks.
+
+        Args:
+            request: Rows of one tenant. Larger ones than a batch are run alone.
+
+        Returns:
+            The engine's answer. If the caller is cancelled first, the request is not run.
+
+        Raises:
+            BackPressureError: If too many rows wait.
+            TenantNotFoundError: If the tenant is not served here.
+            InvalidBatchError: If the request could never be queued.
+            QueueClosedError: If the batcher is closed, before or while the request waits.
+            JoyNexusError: What the engine answers.
+        """
+        if self._is_closed:
+            raise QueueClosedError("inference queue: is closed. Ask another replica.")
+        loop = asyncio.get_running_loop()
+        pending = Pending(
+            request=request,
+            signature=self._signature(request.tenant),
+            rows=len(request.observation),
+            queued_at=loop.time(),
+            answer=loop.create_future(),
+        )
+        try:
+            self._room.add(pending)
+        except JoyNexusError:
+            self._sums["refused"] += 1
+            raise
+        callers = self._callers.setdefault(pending.signature, RecentPeak())
+        callers.enter(pending.queued_at)
+        self._ensure_running(loop)
+        self._wake()
+        try:
+            return await pending.answer
+        except asyncio.CancelledError:
+            self._sums["cancelled"] += not pending.is_taken
+            raise
+        finally:
+            callers.leave(loop.time())
+            self._room.discard(pending)
+
+    def stats(self) -> BatcherStats:
+        """Describe what was done so far."""
+        sums = self._sums
+        batches, requests = max(1, sums["batches"]), max(1, sums["requests"])
+        return BatcherStats(
+            batches=sums["batches"],
+            requests=sums["requests"],
+            failed=sums["failed"],
+            cancelled=sums["cancelled"],
+            refused=sums["refused"],
+            mean_requests=sums["requests"] / batches,
+            mean_tenants=sums["tenants"] / batches,
+            mean_rows=sums["rows"] / batches,
+            mean_wait_s=self._wait_s / requests,
+            mean_run_s=self._run_s / batches,
+            queued_requests=len(self._room),
+            queued_rows=self._room.num_rows,
+        )
+
+    async def aclose(self) -> None:
+        """Answer what waits with ``QueueClosedError``, finish the batch that runs, and stop."""
+        self._is_closed = True
+        self._abandon(list(self._room))
+        self._wake()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if self._own_executor is not None:
+            self._own_executor.shutdown(wait=False)
+
+    def _signature(self, tenant: str) -> str:
+        try:
+            return self._signature_of(tenant)
+        except JoyNexusError:
+            raise
+        except Exception as error:  # a tenant's fault must not look like the service's
+            raise TenantFailedError(f"tenant {tenant!r}: has no signature: {type(error).__name__}: {error}") from error
+
+    def _ensure_running(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run(loop), name="inference batches")
+            self._task.add_done_callback(self._stopped)
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        """Leave nobody waiting, however the task ended; the next request starts another."""
+        if not task.cancelled() and task.exception() is not None:
+            log.error("inference queue: stopped", exc_info=task.exception())
+        self._abandon(list(self._room))
+
+    async def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        free_at = loop.time()
+        while not self._is_closed:
+            signature = self._room.next_signature(loop.time())
+            if signature is None:
+                await self._sleep(loop, None)
+                continue
+            await self._fill(loop, signature, free_at)
+            batch = self._room.take(signature, self._spec.max_batch_size, loop.time())
+            if batch:
+                await self._execute(loop, batch)
+                free_at = loop.time()
+
+    async def _fill(self, loop: asyncio.AbstractEventLoop, signature: str, free_at: float) -> None:
+        """Wait for further requests while the engine is idle.
+
+        Callers mostly come back: a robot asks again once it has executed its chunk. So the wait ends as soon as
+        as many wait as were there at once lately, and a lonely caller never waits.
+        """
+        while not self._is_closed and not self._is_full(signature, loop.time()):
+            until = max(self._room.oldest(signature), free_at) + self._spec.max_wait_ms / 1000
+            if not self._room.requests_of(signature) or until <= loop.time():
+                return
+            await self._sleep(loop, until)
+
+    def _is_full(self, signature: str, now: float) -> bool:
+        if self._room.rows_of(signature) >= self._spec.max_batch_size:
+            return True
+        return self._room.requests_of(signature) >= self._callers[signature].value(now)
+
+    async def _execute(self, loop: asyncio.AbstractEventLoop, batch: list[Pending]) -> None:
+        started = loop.time()
+        try:
+            answers = await loop.run_in_executor(self._executor, self._engine_run, [each.request for each in batch])
+            if len(answers) != len(batch):
+                raise ServiceError(f"inference engine: gave {len(answers)} answers to {len(batch)} requests.")  # noqa: TRY301
+        except asyncio.CancelledError:
+            self._abandon(batch)
+            raise
+        except Exception as error:
+            log.exception("a batch of %d requests failed", len(batch))
+            answers = [_typed(error) for _ in batch]
+        self._book(batch, answers, started, loop.time())
+        for pending, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Exception):
+                _fail(pending, answer)
+            elif not pending.answer.done():
+                pending.answer.set_result(answer)
+
+    def _book(self, batch: list[Pending], answers: Sequence[Answer], started: float, ended: float) -> None:
+        sums = self._sums
+        sums["batches"] += 1
+        sums["requests"] += len(batch)
+        sums["failed"] += sum(isinstance(answer, Exception) for answer in answers)
+        sums["tenants"] += len({each.tenant for each in batch})
+        sums["rows"] += sum(each.rows for each in batch)
+        self._wait_s += sum(started - each.queued_at for each in batch)
+        self._run_s += ended - started
+
+    def _abandon(self, requests: list[Pending]) -> None:
+        for pending in requests:
+            self._room.discard(pending)
+            _fail(pending, QueueClosedError("inference queue: stopped. Try again, or ask another replica."))
+
+    async def _sleep(self, loop: asyncio.AbstractEventLoop, until: float | None) -> None:
+        """Wait for the next request, at most ``until``."""
+        self._alarm = loop.create_future()
+        timer = None if until is None else loop.call_at(until, self._wake)
+        try:
+            await self._alarm
+        finally:
+            self._alarm = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._alarm is not None and not self._alarm.done():
+            self._alarm.set_result(None)
+
+
+def _fail(pending: Pending, error: Exception) -> None:
+    if not pending.answer.done():
+        pending.answer.set_exception(error)
+
+
+def _typed(error: Exception) -> JoyNexusError:
+    """A typed error of its own for each request: one instance raised in many tasks would mix their tracebacks."""
+    if isinstance(error, JoyNexusError):
+        return type(error)(*error.args)
+    return ServiceError(f"inference engine: the batch failed: {type(error).__name__}: {error}. Try again.")
