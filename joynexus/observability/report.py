@@ -1,0 +1,143 @@
+"""What a run reports: plain values that a driver collects, that cross processes and that go to ``summary.json``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+Status = Literal["PENDING", "RUNNING", "COMPLETED", "INCOMPLETE", "FAILED", "STOPPED"]
+"""INCOMPLETE: an evaluation in which episodes were lost to simulator faults."""
+
+_COUNTS = {"sft": "steps", "rl": "iterations", "evaluation": "episodes"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadReport:
+    """How one workload went."""
+
+    type: str
+    """``sft``, ``rl`` or ``evaluation``."""
+    status: Status
+    count: int = 0
+    """Steps (SFT), iterations (RL) or episodes (evaluation) done."""
+    loss_first: float | None = None
+    loss_last: float | None = None
+    success_once: float | None = None
+    """Part of the episodes, crashes aside."""
+    success_at_end: float | None = None
+    error: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Whatever else there is to say, as JSON values: ``return_mean``, ``baseline``, ``crashes``, ``report``."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the fields that this type of workload has, then the details."""
+        values: dict[str, Any] = {
+            "type": self.type,
+            "status": self.status,
+            _COUNTS.get(self.type, "count"): self.count,
+        }
+        optional = ("loss_first", "loss_last", "success_once", "success_at_end", "error")
+        values |= {name: getattr(self, name) for name in optional if getattr(self, name) is not None}
+        return {**values, **{name: value for name, value in self.details.items() if name not in values}}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read what ``to_json`` wrote."""
+        rest = dict(values)
+        count = rest.pop(_COUNTS.get(rest["type"], "count"), 0)
+        known = {name: rest.pop(name) for name in cls.__dataclass_fields__ if name in rest and name != "details"}
+        return cls(**known, count=count, details=rest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TenantReport:
+    """How one tenant's life went."""
+
+    tenant: str
+    status: Status
+    policy_version: int = 0
+    """Newest published."""
+    signature: str = ""
+    device_seconds: float = 0.0
+    """Charged, training and inference together."""
+    workloads: tuple[WorkloadReport, ...] = ()
+    error: str | None = None
+    """Why it failed: ``ErrorClass: message``."""
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Whatever else there is to say, as JSON values: ``export``, ``folder``."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Write everything but the name, which is the key of the entry."""
+        values: dict[str, Any] = {
+            "status": self.status,
+            "policy_version": self.policy_version,
+            "signature": self.signature,
+            "device_seconds": self.device_seconds,
+            "workloads": [each.to_json() for each in self.workloads],
+        }
+        if self.error is not None:
+            values["error"] = self.error
+        return {**values, **{name: value for name, value in self.details.items() if name not in values}}
+
+    @classmethod
+    def from_json(cls, tenant: str, values: Mapping[str, Any]) -> Self:
+        """Read what ``to_json`` wrote."""
+        rest = dict(values)
+        workloads = tuple(WorkloadReport.from_json(each) for each in rest.pop("workloads", []))
+        known = {name: rest.pop(name) for name in cls.__dataclass_fields__ if name in rest and name != "details"}
+        return cls(tenant=tenant, **known, workloads=workloads, details=rest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupCounts:
+    """How full the group batches were."""
+
+    count: int = 0
+    mean_tenants: float = 0.0
+    mean_samples: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Write all fields."""
+        return {"count": self.count, "mean_tenants": self.mean_tenants, "mean_samples": self.mean_samples}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceReport:
+    """What the service did for all tenants together."""
+
+    backbone: str
+    """Name of the resident backbone; several are joined by commas."""
+    wall_s: float = 0.0
+    backbone_samples: int = 0
+    """Prefixes that were really encoded, in training and inference."""
+    training_samples: int = 0
+    """Samples that were trained on; fewer encoded ones are what the prefix store saved."""
+    store_hits: int = 0
+    store_misses: int = 0
+    training: GroupCounts = GroupCounts()
+    inference: GroupCounts = GroupCounts()
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the nested form of ``summary.json``."""
+        return {
+            "backbone": self.backbone,
+            "wall_s": self.wall_s,
+            "backbone_samples": self.backbone_samples,
+            "training_samples": self.training_samples,
+            "prefix_store": {"hits": self.store_hits, "misses": self.store_misses},
+            "group_batches": {"training": self.training.to_json(), "inference": self.inference.to_json()},
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read what ``to_json`` wrote."""
+        groups, store = values["group_batches"], values["prefix_store"]
+        return cls(
+            backbone=values["backbone"],
+            wall_s=values["wall_s"],
+            backbone_samples=values["backbone_samples"],
+            training_samples=values["training_samples"],
+            store_hits=store["hits"],
+            store_misses=store["misses"],
+            training=GroupCounts(**groups["training"]),
+            inference=GroupCounts(**groups["inference"]),
+        )
