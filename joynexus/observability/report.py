@@ -7,6 +7,8 @@ from typing import Any, Literal, Self
 Status = Literal["PENDING", "RUNNING", "COMPLETED", "INCOMPLETE", "FAILED", "STOPPED"]
 """INCOMPLETE: an evaluation in which episodes were lost to simulator faults."""
 
+_SAME = {"success_rate": "success_once", "success_at_end_rate": "success_at_end", "mean_return": "return_mean"}
+"""What an evaluation calls its rates, and what a report does."""
 _COUNTS = {"sft": "steps", "rl": "iterations", "evaluation": "episodes"}
 
 
@@ -38,6 +40,27 @@ class WorkloadReport:
         optional = ("loss_first", "loss_last", "success_once", "success_at_end", "error")
         values |= {name: getattr(self, name) for name in optional if getattr(self, name) is not None}
         return {**values, **{name: value for name, value in self.details.items() if name not in values}}
+
+    @classmethod
+    def from_results(
+        cls, workload: str, status: Status, results: Mapping[str, Any], *, error: str | None = None
+    ) -> Self:
+        """Make a report of what a workload's learner or evaluation says of itself.
+
+        Args:
+            workload: ``sft``, ``rl`` or ``evaluation``.
+            status: How it ended, or that it runs; an evaluation that calls itself incomplete is INCOMPLETE.
+            results: Values by plain name; ``baseline`` may hold those of the untrained policy.
+            error: Why it failed.
+        """
+        values = _renamed(results)
+        if status == "COMPLETED" and values.pop("status", None) == "INCOMPLETE":
+            status = "INCOMPLETE"
+        values.pop("status", None)
+        if isinstance(values.get("baseline"), Mapping):
+            values["baseline"] = _renamed(values["baseline"])
+        optional = {"error": error} if error is not None else {}
+        return cls.from_json({**values, **optional, "type": workload, "status": status})
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -141,3 +164,7 @@ class ServiceReport:
             training=GroupCounts(**groups["training"]),
             inference=GroupCounts(**groups["inference"]),
         )
+
+
+def _renamed(results: Mapping[str, Any]) -> dict[str, Any]:
+    return {_SAME.get(name, name): value for name, value in results.items()}
