@@ -6,9 +6,9 @@ environment's answer, and the others never notice.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Set
 from multiprocessing.connection import wait as wait_for_any
-from typing import Protocol
 
 from jaxtyping import Float32
 
@@ -25,37 +25,37 @@ Outcome = Observation | ChunkOutcome | SimulatorError
 """What an environment answers: to a reset, to a chunk, or in place of either."""
 
 
-class Session(Protocol):
+class Session(ABC):
     """What a collector needs of a session."""
 
     @property
+    @abstractmethod
     def num_envs(self) -> int:
         """Number of environments; they are named 0 to ``num_envs - 1``."""
-        ...
 
     @property
+    @abstractmethod
     def contract(self) -> InterfaceContract:
         """The facts of the task; starts a simulator if none has told yet."""
-        ...
 
+    @abstractmethod
     def begin_reset(self, env: int, start: EpisodeStart) -> None:
         """Begin an episode in one environment; what it was doing is given up."""
-        ...
 
+    @abstractmethod
     def begin_step(self, env: int, actions: Float32[Array, "k a"], *, record: bool = False) -> None:
         """Execute a chunk in one environment."""
-        ...
 
+    @abstractmethod
     def wait(self, timeout_s: float | None = None) -> dict[int, Outcome]:
         """Wait until an environment has answered, and return all answers that are there."""
-        ...
 
+    @abstractmethod
     def abandon(self) -> None:
         """Give up all that is under way."""
-        ...
 
 
-class VectorSession:
+class VectorSession(Session):
     """``spec.num_envs`` simulator processes. Not thread-safe: one owner.
 
     Args:

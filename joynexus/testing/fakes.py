@@ -17,7 +17,7 @@ from jaxtyping import Float32
 
 from joynexus.envs.base import EpisodeStart
 from joynexus.envs.gym import GymEnvironment
-from joynexus.envs.session import Outcome
+from joynexus.envs.session import Outcome, Session
 from joynexus.errors import SimulatorError
 from joynexus.specs.contract import InterfaceContract
 from joynexus.specs.environment import GymSpec
@@ -139,7 +139,7 @@ def _hang() -> None:
 gymnasium.register(id="Counter-v0", entry_point="joynexus.testing.fakes:CounterEnv")
 
 
-class InProcessSession:
+class InProcessSession(Session):
     """A :class:`joynexus.envs.session.Session` without processes: every environment answers at the next ``wait``.
 
     Args:
