@@ -1,0 +1,323 @@
+"""The training engine: many tenants' slots beside one frozen backbone. No Ray.
+
+    submit (any thread)                 step (one thread, again and again)
+      check, hash                         optimizer-only heads: applied at once
+      slot.calls <- call                  batch heads of one signature, chosen fairly, up to max_group_samples:
+      Future -------------------.           prepare each -> one backbone pass over what the store lacks
+                                |           each tenant, cheapest first: loss, gradient, commit
+                                `--------------------------------------------------> its Future is set at once
+
+Who owns what: the engine's lock guards the list of slots and the fair shares, a slot's lock guards everything in that
+slot. Locks are taken in this order, held for the length of a copy or an optimizer step, and never during a forward.
+Only the thread in ``step`` runs modules and touches the prefix store.
+"""
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from joynexus.errors import AdmissionError, TenantExistsError, TenantNotFoundError
+from joynexus.models.backbone import Backbone
+from joynexus.models.policy import build_policy, module_dims
+from joynexus.models.prefix_store import PrefixStore
+from joynexus.scheduling.fairness import FairShare
+from joynexus.specs.service import TrainingSpec
+from joynexus.specs.tenant import PolicySpec
+from joynexus.training.group import Member
+from joynexus.training.runner import GroupRunner
+from joynexus.training.slot import SlotStatus, TrainingSlot, base_snapshot, slot_bytes
+from joynexus.training.slot_state import load_slot, save_slot
+from joynexus.training.usage import EngineUsage, UsageLedger
+from joynexus.training.validation import check_call, payload_digest
+from joynexus.types import PolicySnapshot, PolicyStats, TrainingCall, TrainingResult
+
+
+class TrainingEngine:
+    """Trains the action modules of many tenants, each exactly as if it were alone."""
+
+    def __init__(self, backbone: Backbone, spec: TrainingSpec, *, backbone_name: str) -> None:
+        """Start without tenants.
+
+        Args:
+            backbone: Frozen; shared by all slots.
+            spec: Slots, memory and group size.
+            backbone_name: Its name in the service; policies for another one are refused.
+        """
+        self._backbone = backbone
+        self._backbone_name = backbone_name
+        self._spec = spec
+        self._backbone_bytes = sum(each.nbytes for each in backbone.state_dict().values())
+        self._ledger = UsageLedger()
+        self._runner = GroupRunner(backbone, PrefixStore(spec.prefix_store), self._ledger)
+        self._lock = threading.Lock()
+        self._stepping = threading.Lock()
+        self._slots: dict[str, TrainingSlot] = {}
+        self._opening: set[str] = set()
+        self._shares = FairShare()
+
+    # ---- slots
+
+    def open_slot(
+        self, tenant: str, policy: PolicySpec, *, seed: int, weight: float = 1.0, stats: PolicyStats | None = None
+    ) -> None:
+        """Give a tenant a slot with a freshly initialised module, at version 0.
+
+        Args:
+            tenant: Its name.
+            policy: What to train.
+            seed: Of the initial parameters and of the tenant's generator.
+            weight: Fair share of the group steps.
+            stats: Statistics to normalise with; they stay with the slot.
+
+        Raises:
+            TenantExistsError: If the tenant has a slot.
+            AdmissionError: If there is no free slot or not enough memory, or the policy needs another backbone.
+            SpecError: If the module can't be built for this backbone. A failed open leaves nothing behind.
+        """
+        self._reserve(tenant, policy)
+        try:
+            with self._lock:
+                self._check_room(tenant, self._estimate(policy))
+            parts = build_policy(policy, self._backbone, seed=seed, stats=stats)
+            slot = TrainingSlot(tenant, policy, parts, seed=seed, stats=stats)
+            with self._lock:
+                self._check_room(tenant, slot.nbytes)
+                self._shares.add(tenant, weight)
+                self._slots[tenant] = slot
+        finally:
+            with self._lock:
+                self._opening.discard(tenant)
+
+    def close_slot(self, tenant: str) -> None:
+        """Free a tenant's slot and all that is in it; calls that wait are answered with an error.
+
+        Raises:
+            TenantNotFoundError: If it has none.
+        """
+        with self._lock:
+            slot = self._slots.pop(tenant, None)
+            self._shares.remove(tenant)
+        if slot is None:
+            raise self._not_found(tenant)
+        with slot.lock:
+            slot.is_closed = True
+            abandoned = slot.calls.drain()
+        for queued in abandoned:
+            queued.future.set_exception(TenantNotFoundError(f"tenant {tenant!r}: its slot was closed before the call."))
+
+    def tenants(self) -> dict[str, SlotStatus]:
+        """Describe every slot."""
+        with self._lock:
+            slots = list(self._slots.values())
+        return {slot.tenant: slot.status() for slot in slots}
+
+    def status(self, tenant: str) -> SlotStatus:
+        """Describe one slot.
+
+        Raises:
+            TenantNotFoundError: If the tenant has none.
+        """
+        return self._slot(tenant).status()
+
+    def reset_optimizer(self, tenant: str) -> None:
+        """Begin a new workload: fresh moments, no accumulated gradient, schedule at step 0."""
+        slot = self._slot(tenant)
+        with slot.lock:
+            slot.state.reset_optimizer()
+
+    # ---- calls
+
+    def submit(self, call: TrainingCall) -> Future[TrainingResult]:
+        """Check a call and queue it. Thread-safe, and never waits for a forward.
+
+        Args:
+            call: Its sequence number is the slot's next one, or one that was used before with the same payload.
+
+        Returns:
+            Its future; that of the first call where this one repeats it.
+
+        Raises:
+            TenantNotFoundError: If the tenant has no slot.
+            InvalidBatchError: If the batch does not fit policy and loss.
+            UnknownComponentError: If there is no such loss.
+            SpecError: If the optimizer can't be used.
+            SequenceConflictError: If the number is not the next one, or was used with another payload.
+            BackPressureError: If too many calls of the tenant wait.
+        """
+        slot = self._slot(call.tenant)
+        check_call(call, slot.policy)
+        digest = payload_digest(call)
+        with slot.lock:
+            if slot.is_closed:
+                raise self._not_found(call.tenant)
+            return slot.calls.submit(call, digest)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a call waits."""
+        with self._lock:
+            return any(len(slot.calls) > 0 for slot in self._slots.values())
+
+    def step(self) -> int:
+        """Run one group step.
+
+        Returns:
+            How many calls were answered; 0 where none waited.
+
+        Raises:
+            RuntimeError: If another thread is in it.
+        """
+        if not self._stepping.acquire(blocking=False):
+            raise RuntimeError("training engine: step runs in another thread. Drive the engine from one thread.")
+        try:
+            with self._lock:
+                slots = list(self._slots.values())
+            with self._runner.charging():
+                return self._runner.optimizer_calls(slots) + self._runner.group(self._choose())
+        finally:
+            self._stepping.release()
+
+    def _choose(self) -> list[Member]:
+        """Take batch calls at the heads of the queues: the fairest one, and those that share its signature."""
+        with self._lock:
+            heads = {tenant: (slot, head) for tenant, slot in self._slots.items() if (head := slot.head()) is not None}
+            ready = {tenant: 0.0 for tenant, (_, head) in heads.items() if head.call.batch is not None}
+            chosen: list[Member] = []
+            among, room = set(ready), self._spec.max_group_samples
+            while among:
+                tenant = self._shares.choose(ready, among)
+                slot, queued = heads[tenant]
+                self._shares.charge(tenant, queued.num_rows)
+                chosen.append(Member(slot=slot, queued=queued, state=slot.state))
+                room -= queued.num_rows
+                among = {
+                    other
+                    for other in among - {tenant}
+                    if heads[other][0].signature == slot.signature and heads[other][1].num_rows <= room
+                }
+            return chosen
+
+    # ---- weights and state
+
+    def snapshot(self, tenant: str) -> PolicySnapshot:
+        """Copy a tenant's present parameters, under the slot's present version.
+
+        Raises:
+            TenantNotFoundError: If the tenant has no slot.
+        """
+        return self._slot(tenant).snapshot()
+
+    def base_snapshot(self, tenant: str) -> PolicySnapshot:
+        """Build a tenant's version 0, the module as it was initialised, again from its seed."""
+        return base_snapshot(self._slot(tenant), self._backbone)
+
+    def advance_version(self, tenant: str, *, beyond: int = 0) -> int:
+        """Give the present parameters a new version, because they are about to be published.
+
+        Args:
+            tenant: Whose.
+            beyond: A version that is used up, of which the slot may know nothing.
+
+        Returns:
+            The new version; a snapshot taken before the next call is that version for good.
+        """
+        slot = self._slot(tenant)
+        with slot.lock:
+            slot.version = max(slot.version, beyond) + 1
+            return slot.version
+
+    def save_state(self, tenant: str, folder: Path, *, extra: Mapping[str, JsonValue] | None = None) -> Path:
+        """Write a tenant's slot, as it is between two calls; durable when this returns.
+
+        Args:
+            tenant: Whose.
+            folder: Where to; replaced if it holds a checkpoint.
+            extra: Plain values to get back from :meth:`load_state`.
+
+        Returns:
+            The folder.
+
+        Raises:
+            TenantNotFoundError: If the tenant has no slot.
+            CheckpointError: If the disk refuses.
+        """
+        return save_slot(self._slot(tenant), folder, extra or {})
+
+    def load_state(self, tenant: str, folder: Path) -> dict[str, JsonValue]:
+        """Take a tenant's slot to a checkpoint, exactly; a call that is being computed is computed again from there.
+
+        Args:
+            tenant: Whose; the checkpoint has to be of the same tenant, policy, seed and backbone.
+            folder: As :meth:`save_state` left it.
+
+        Returns:
+            What was saved as ``extra``.
+
+        Raises:
+            TenantNotFoundError: If the tenant has no slot.
+            CheckpointError: If the checkpoint is damaged or another's; nothing was changed.
+        """
+        return load_slot(self._slot(tenant), folder, self._backbone)
+
+    def usage(self) -> EngineUsage:
+        """Tell what was done so far, and for whom."""
+        return self._ledger.usage()
+
+    def checksum(self) -> str:
+        """Hash of the backbone's weights: it never changes."""
+        return self._backbone.checksum()
+
+    # ---- inside
+
+    def _slot(self, tenant: str) -> TrainingSlot:
+        with self._lock:
+            slot = self._slots.get(tenant)
+        if slot is None:
+            raise self._not_found(tenant)
+        return slot
+
+    def _not_found(self, tenant: str) -> TenantNotFoundError:
+        return TenantNotFoundError(f"tenant {tenant!r}: has no slot under {self._backbone_name!r}. Open one first.")
+
+    def _reserve(self, tenant: str, policy: PolicySpec) -> None:
+        """Hold a slot while the module is built, which takes too long for a lock."""
+        if policy.backbone != self._backbone_name:
+            raise AdmissionError(
+                f"tenant {tenant!r}: its policy needs backbone {policy.backbone!r}, this engine has "
+                f"{self._backbone_name!r}. Open it where that one is resident."
+            )
+        with self._lock:
+            if tenant in self._slots or tenant in self._opening:
+                raise TenantExistsError(f"tenant {tenant!r}: has a slot already. Close it first, or take another name.")
+            used = len(self._slots) + len(self._opening)
+            if used >= self._spec.slots:
+                raise AdmissionError(
+                    f"tenant {tenant!r}: all {self._spec.slots} slots are in use. Retry when a tenant leaves, or raise "
+                    "training.slots of the service."
+                )
+            self._opening.add(tenant)
+
+    def _check_room(self, tenant: str, needed: int) -> None:
+        """Refuse a slot that does not fit; the engine's lock is held."""
+        fixed = self._backbone_bytes + self._spec.prefix_store.device_bytes
+        free = self._spec.device_bytes - fixed - sum(slot.nbytes for slot in self._slots.values())
+        if needed > free:
+            raise AdmissionError(
+                f"tenant {tenant!r}: its slot needs {needed} bytes, {max(free, 0)} of {self._spec.device_bytes} are "
+                f"free ({fixed} are the backbone's and the prefix store's). Take a smaller action module, or raise "
+                "training.device_bytes of the service."
+            )
+
+    def _estimate(self, policy: PolicySpec) -> int:
+        """Estimate a slot's bytes before its module is built: a huge one must not be allocated to be refused."""
+        dims = module_dims(policy, self._backbone)
+        numbers = policy.action_module.num_parameters(
+            prefix_dim=dims.prefix_dim,
+            state_dim=dims.state_dim,
+            action_dim=dims.action_dim,
+            horizon=dims.horizon,
+        )
+        return slot_bytes(numbers)

@@ -1,0 +1,227 @@
+"""One group step: rows of many tenants through the backbone together, then each tenant's own part alone.
+
+    prepare (each tenant)  ->  encode (all tenants of one signature, once)  ->  forward_backward (each tenant)
+
+Nothing here changes a slot: a part that fails has done nothing. Every part begins and ends with the tenant's own
+tensors, so that the numbers it computes are those that it would compute alone.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from joynexus.errors import JoyNexusError, NonFiniteError, TenantFailedError
+from joynexus.models.backbone import Backbone
+from joynexus.models.policy import encode, prefix_keys, prepare_prefix
+from joynexus.models.prefix import PrefixBatch, PrefixFeatures
+from joynexus.models.prefix_store import PrefixStore
+from joynexus.training.call_queue import QueuedCall
+from joynexus.training.losses import LossInputs, LossRows, find_loss
+from joynexus.training.optimizer import gradient_norm
+from joynexus.training.slot import TrainableState, TrainingSlot
+from joynexus.training.validation import check_finite, counted_rows
+from joynexus.types import TrainingBatch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, slots=True)
+class Member:
+    """One tenant's call in a group."""
+
+    slot: TrainingSlot
+    queued: QueuedCall
+    state: TrainableState
+    """The state it was prepared with: what it computes belongs to this one alone."""
+    batch: TrainingBatch | None = None
+    """Rows that count."""
+    prefix: PrefixBatch | None = None
+    keys: list[bytes] = field(default_factory=list[bytes])
+    features: PrefixFeatures | None = None
+    encoded: int = 0
+    reused: int = 0
+    seconds: float = 0.0
+    """Device time that this tenant caused."""
+    part_began: float = 0.0
+    """Device time at which the work began that is being timed."""
+    error: JoyNexusError | None = None
+    """Why it takes no further part."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that need features."""
+        return 0 if self.prefix is None else len(self.prefix)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Computed:
+    """What a tenant's part came to, before anything of it takes effect."""
+
+    gradient: Mapping[str, Tensor]
+    """Of the *sum* of the row losses, by parameter name."""
+    rows: int
+    generator: torch.Generator
+    """The tenant's generator after this part's draws."""
+    metrics: Mapping[str, float]
+
+
+def prepare(member: Member, backbone: Backbone) -> None:
+    """Pick a call's rows, check them and bring them to the device; a failure is noted in the member."""
+    call = member.queued.call
+    assert call.batch is not None
+    assert call.loss is not None
+    try:
+        function, _ = find_loss(call.loss)
+        batch = counted_rows(call.batch, function)
+        if len(batch) > 0:
+            check_finite(batch)
+            member.prefix = prepare_prefix(backbone, member.slot.policy, batch.observation)
+            member.keys = prefix_keys(member.prefix, member.slot.signature)
+        member.batch = batch
+    except Exception as error:  # noqa: BLE001  # the tenant's boundary
+        member.error = tenant_error(member.slot, error)
+
+
+def encode_group(members: Sequence[Member], backbone: Backbone, store: PrefixStore) -> None:
+    """Give every member its features; those of all together where that works, else each alone.
+
+    Args:
+        members: Of one signature.
+        backbone: Runs over what the store lacks, once for all.
+        store: Where features are kept.
+    """
+    waiting = [member for member in members if member.error is None and member.num_rows > 0]
+    if not waiting:
+        return
+    try:
+        _encode(waiting, backbone, store)
+    except Exception as error:
+        if len(waiting) == 1:
+            waiting[0].error = tenant_error(waiting[0].slot, error)
+            return
+        log.exception("joint forward of %d tenants failed; encoding each alone", len(waiting))
+        for member in waiting:
+            encode_group([member], backbone, store)
+
+
+def _encode(members: Sequence[Member], backbone: Backbone, store: PrefixStore) -> None:
+    prefixes = [member.prefix for member in members if member.prefix is not None]
+    keys = [key for member in members for key in member.keys]
+    features, count = encode(backbone, store, _stack(prefixes), keys, members[0].slot.signature)
+    start = 0
+    for member in members:
+        stop = start + member.num_rows
+        # A copy of its own: no module can reach a neighbour's rows, and memory is aligned as it would be alone.
+        member.features = _copy(features.slice(start, stop))
+        member.encoded = sum(count.encoded[start:stop])
+        member.reused = member.num_rows - member.encoded
+        start = stop
+
+
+def forward_backward(member: Member) -> Computed:
+    """Compute a tenant's loss and gradient, without changing anything of it.
+
+    Args:
+        member: Prepared, with features.
+
+    Returns:
+        The gradient of the sum over rows; without rows, none.
+
+    Raises:
+        NonFiniteError: If a row's loss or the gradient is not finite.
+    """
+    state, batch, features = member.state, member.batch, member.features
+    generator = torch.Generator()
+    generator.set_state(state.generator.get_state())
+    if batch is None or features is None:
+        return Computed(gradient={}, rows=0, generator=generator, metrics={"rows": 0.0})
+    loss = member.queued.call.loss
+    assert loss is not None
+    function, parameters = find_loss(loss)
+    with torch.enable_grad():
+        rows = function.compute(state.parts.module, _inputs(state, batch, features, generator), parameters)
+        total = rows.loss.sum()
+    if rows.loss.shape != (len(batch),):
+        raise TenantFailedError(f"loss {loss.name!r}: gave {list(rows.loss.shape)}, need one number for each row.")
+    _check_loss(rows.loss, batch)
+    gradients = torch.autograd.grad(total, list(state.parameters.values()), allow_unused=True)
+    gradient = _reached(state.parameters, gradients)
+    norm = gradient_norm(gradient)
+    if not norm < float("inf"):
+        raise NonFiniteError(f"loss {loss.name!r}: the norm of its gradient is {norm}. Lower lr or check the data.")
+    return Computed(gradient=gradient, rows=len(batch), generator=generator, metrics=_means(rows))
+
+
+def tenant_error(slot: TrainingSlot, error: Exception) -> JoyNexusError:
+    """Turn whatever a tenant's part raised into a typed error, and log it with tenant and version.
+
+    The error is made anew: the answer is kept, and a traceback would keep the tensors of its frames with it.
+    """
+    if isinstance(error, JoyNexusError):
+        log.warning("tenant %s at version %d: %s", slot.tenant, slot.version, error)
+        return type(error)(str(error))
+    log.warning("tenant %s at version %d failed", slot.tenant, slot.version, exc_info=error)
+    if isinstance(error, torch.OutOfMemoryError) and torch.accelerator.is_available():
+        torch.accelerator.memory.empty_cache()
+    return TenantFailedError(
+        f"tenant {slot.tenant!r}: its part of the step raised {type(error).__name__}: {error}. "
+        "Nothing of it took effect; correct the call and submit it under the next number."
+    )
+
+
+def _inputs(
+    state: TrainableState, batch: TrainingBatch, features: PrefixFeatures, generator: torch.Generator
+) -> LossInputs:
+    normalizer, device = state.parts.normalizer, features.hidden.device
+    steps = ~torch.tensor(batch.action_is_pad, device=device)
+    actions = normalizer.actions(torch.tensor(batch.actions, device=device))
+    return LossInputs(
+        prefix=features,
+        state=normalizer.state(torch.tensor(batch.observation.state, device=device)),
+        actions=torch.where(steps[..., None], actions, torch.zeros((), device=device)),
+        steps=steps,
+        extras={name: torch.tensor(value, device=device) for name, value in batch.extras.items()},
+        generator=generator,
+    )
+
+
+def _reached(names: Iterable[str], gradients: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """Name the gradients, without those of parameters that the loss does not read."""
+    return {name: each for name, each in zip(names, gradients, strict=True) if each is not None}
+
+
+def _check_loss(rows: Tensor, batch: TrainingBatch) -> None:
+    finite = torch.isfinite(rows.detach())
+    if not bool(finite.all()):
+        first = int((~finite).nonzero()[0])
+        raise NonFiniteError(
+            f"loss: {int((~finite).sum())} of {len(batch)} rows are not finite, first sample "
+            f"{batch.sample_ids[first]!r}. Lower lr or check the data."
+        )
+
+
+def _means(rows: LossRows) -> dict[str, float]:
+    means = {"loss": float(rows.loss.detach().mean()), "rows": float(len(rows.loss))}
+    return means | {name: float(value.mean()) for name, value in rows.metrics.items()}
+
+
+def _stack(parts: Sequence[PrefixBatch]) -> PrefixBatch:
+    return PrefixBatch(
+        images=torch.cat([part.images for part in parts]),
+        image_mask=torch.cat([part.image_mask for part in parts]),
+        tokens=torch.cat([part.tokens for part in parts]),
+        token_mask=torch.cat([part.token_mask for part in parts]),
+    )
+
+
+def _copy(rows: PrefixFeatures) -> PrefixFeatures:
+    return PrefixFeatures(
+        hidden=rows.hidden.clone(),
+        pad=rows.pad.clone(),
+        keys=tuple(each.clone() for each in rows.keys),
+        values=tuple(each.clone() for each in rows.values),
+        signature=rows.signature,
+    )

@@ -1,0 +1,118 @@
+"""A tenant's own AdamW: hyperparameters come with each step, the state is named by parameter.
+
+The fused kernel and the default one differ by about 1e-7, so the choice is part of a checkpoint.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from joynexus.errors import CheckpointError, NonFiniteError
+from joynexus.specs.algorithm import OptimizerSpec
+
+LARGEST_NORM = 1e19
+"""AdamW squares the gradient in float32, whose largest number is 3.4e38."""
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+"""State of AdamW per parameter."""
+
+
+class TenantOptimizer:
+    """AdamW over one tenant's parameters.
+
+    The state is allocated at once, so that a slot's memory is known when it is opened and no step runs out of it.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], *, fused: bool | None = None) -> None:
+        """Prepare an optimizer that has not made a step.
+
+        Args:
+            parameters: Trainable parameters by name.
+            fused: Which kernel to use; None takes the fused one where torch has it.
+        """
+        self._parameters = dict(parameters)
+        self.fused = has_fused(self._parameters) if fused is None else fused
+        self._adamw = torch.optim.AdamW(list(self._parameters.values()), fused=self.fused)
+        for parameter in self._parameters.values():
+            self._adamw.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device if self.fused else "cpu"),
+                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            }
+
+    def step(self, gradient: Mapping[str, Tensor], spec: OptimizerSpec, lr: float) -> float:
+        """Clip a gradient and apply it.
+
+        Args:
+            gradient: By parameter name, of the mean loss; consumed. Parameters that are not in it stay as they are,
+                without decay.
+            spec: AdamW's hyperparameters; ``spec.lr`` is not read.
+            lr: Of this step.
+
+        Returns:
+            2-norm of the whole gradient before clipping.
+
+        Raises:
+            NonFiniteError: If the gradient is not finite, or too large for its square; nothing was changed.
+        """
+        norm = gradient_norm(gradient)
+        if not math.isfinite(norm):
+            raise NonFiniteError(f"optimizer step refused: the gradient's norm is {norm}. Lower lr or check the data.")
+        self._adamw.param_groups[0].update(lr=lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay)
+        try:
+            touched = self._with_gradient(gradient)
+            if spec.max_grad_norm is not None:
+                torch.nn.utils.clip_grads_with_norm_(touched, spec.max_grad_norm, torch.tensor(norm))
+            self._adamw.step()
+        finally:
+            self._adamw.zero_grad(set_to_none=True)
+        return norm
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state by ``moment/parameter``; not copied."""
+        return {
+            f"{moment}/{name}": self._adamw.state[parameter][moment]
+            for name, parameter in self._parameters.items()
+            for moment in MOMENTS
+        }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy a state that :meth:`tensors` gave.
+
+        Raises:
+            CheckpointError: If a tensor is missing or has another shape.
+        """
+        for name, mine in self.tensors().items():
+            found = tensors.get(name)
+            if found is None or found.shape != mine.shape:
+                shape = "missing" if found is None else f"{list(found.shape)}"
+                raise CheckpointError(
+                    f"optimizer state {name!r} is {shape}, need {list(mine.shape)}. Load a checkpoint of this policy."
+                )
+            mine.copy_(found)
+
+    def _with_gradient(self, gradient: Mapping[str, Tensor]) -> list[nn.Parameter]:
+        """Hang the gradient on the parameters, and return those that have one."""
+        touched: list[nn.Parameter] = []
+        for name, each in gradient.items():
+            self._parameters[name].grad = each
+            touched.append(self._parameters[name])
+        return touched
+
+
+def gradient_norm(gradient: Mapping[str, Tensor]) -> float:
+    """Return the 2-norm of a whole gradient; infinite where its square would not fit float32."""
+    if not gradient:
+        return 0.0
+    norm = float(torch.nn.utils.get_total_norm(list(gradient.values())))
+    return math.inf if norm > LARGEST_NORM else norm
+
+
+def has_fused(parameters: Mapping[str, nn.Parameter]) -> bool:
+    """Tell whether torch has a fused AdamW for these parameters' device and type."""
+    try:
+        torch.optim.AdamW(list(parameters.values()), fused=True)
+    except RuntimeError:  # no fused kernel for this device or type
+        return False
+    return True
