@@ -1,7 +1,6 @@
 """Videos of episodes, for a person to look at."""
 
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
 
 import imageio.v3 as iio
@@ -46,9 +45,7 @@ class VideoSink:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"episode_{episode:05d}_{outcome}.mp4"
         even = np.stack([_even(frame) for frame in frames])
-        iio.imwrite(
-            path, even, plugin="pyav", codec="libx264", fps=Fraction(fps or DEFAULT_FPS).limit_denominator(1000)
-        )
+        iio.imwrite(path, even, plugin="pyav", codec="libx264", fps=float(fps or DEFAULT_FPS))
         return str(path)
 
 

@@ -189,7 +189,7 @@ def test_results_come_before_the_next_start_is_asked_for():
         return start
 
     for trajectory in collector_of(session_of(terminate_at=2), FakePolicy(horizon=10)).collect(take_start):
-        delivered.append(trajectory.episode)
+        delivered += [trajectory.episode]
     assert delivered == [0, 1, 2]
 
 
