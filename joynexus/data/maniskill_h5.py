@@ -5,7 +5,6 @@ Such files come from ``python -m joynexus.data.demonstrations`` or from ManiSkil
 """
 
 from collections.abc import Sequence
-from typing import Self
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt8
@@ -40,7 +39,7 @@ class ManiSkillH5Dataset(EpisodeDataset):
         self._frames = FrameReader(trajectories.path, num_frames=lengths, budget_bytes=FRAME_CACHE_BYTES)
 
     @classmethod
-    def open(cls, spec: DatasetSpec, view: ViewSpec) -> Self:
+    def open(cls, spec: DatasetSpec, view: ViewSpec) -> "ManiSkillH5Dataset":
         """Open and verify a trajectory file.
 
         Args:

@@ -7,11 +7,10 @@ frames at once, since a weighted mean of per-episode quantiles is no quantile of
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Float32
-from pydantic import JsonValue
 
 from joynexus.errors import DatasetError
 from joynexus.types import Array, NormalizationStats, PolicyStats
@@ -52,14 +51,14 @@ def compute_stats(frames: Float32[Array, "n d"]) -> NormalizationStats:
     )
 
 
-def stats_to_json(stats: NormalizationStats) -> dict[str, JsonValue]:
+def stats_to_json(stats: NormalizationStats) -> dict[str, Any]:
     """Turn statistics into JSON values; every float32 survives the way back bit for bit."""
-    encoded: dict[str, JsonValue] = {name: [float(x) for x in getattr(stats, name)] for name in _VECTORS}
+    encoded: dict[str, Any] = {name: [float(x) for x in getattr(stats, name)] for name in _VECTORS}
     encoded["count"] = stats.count
     return encoded
 
 
-def stats_from_json(encoded: Mapping[str, JsonValue]) -> NormalizationStats:
+def stats_from_json(encoded: Mapping[str, object]) -> NormalizationStats:
     """Rebuild what :func:`stats_to_json` wrote.
 
     Raises:
@@ -75,7 +74,7 @@ def stats_from_json(encoded: Mapping[str, JsonValue]) -> NormalizationStats:
     return NormalizationStats(**vectors, count=count)
 
 
-def policy_stats_to_json(stats: PolicyStats) -> dict[str, JsonValue]:
+def policy_stats_to_json(stats: PolicyStats) -> dict[str, Any]:
     """Turn a policy's statistics into JSON values."""
     return {
         "state": None if stats.state is None else stats_to_json(stats.state),
@@ -84,7 +83,7 @@ def policy_stats_to_json(stats: PolicyStats) -> dict[str, JsonValue]:
     }
 
 
-def policy_stats_from_json(encoded: Mapping[str, JsonValue]) -> PolicyStats:
+def policy_stats_from_json(encoded: Mapping[str, object]) -> PolicyStats:
     """Rebuild what :func:`policy_stats_to_json` wrote.
 
     Raises:
@@ -95,7 +94,7 @@ def policy_stats_from_json(encoded: Mapping[str, JsonValue]) -> PolicyStats:
         part = encoded.get(name)
         if part is not None and not isinstance(part, dict):
             raise DatasetError(f"statistics: {name!r} is {part!r}, not an object. Compute the statistics again.")
-        parts[name] = None if part is None else stats_from_json(part)
+        parts[name] = None if part is None else stats_from_json(cast("dict[str, object]", part))
     return PolicyStats(state=parts["state"], action=parts["action"], source=str(encoded.get("source", "")))
 
 
@@ -106,8 +105,8 @@ def stats_digest(stats: PolicyStats) -> str:
     return hashlib.sha256(json.dumps(encoded, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _vector(encoded: Mapping[str, JsonValue], name: str) -> Float32[Array, " d"]:
+def _vector(encoded: Mapping[str, object], name: str) -> Float32[Array, " d"]:
     values = encoded.get(name)
-    if not isinstance(values, list) or not all(isinstance(x, int | float) for x in values):
+    if not isinstance(values, list) or not all(isinstance(x, int | float) for x in cast("list[object]", values)):
         raise DatasetError(f"statistics: {name!r} is {values!r}, not a list of numbers. Compute the statistics again.")
     return np.asarray(cast("list[float]", values), dtype=np.float32)

@@ -1,36 +1,77 @@
-"""Demonstrations as a numbered stream of lane items. No Ray and no state: item ``n`` is the same in every process."""
+"""Demonstrations as a numbered row of lane items. No Ray and no state: item ``n`` is the same in every process."""
 
 from collections.abc import Iterator
 
 from joynexus.data.episodes import EpisodeDataset
 from joynexus.data.sampler import EpochSampler
 from joynexus.errors import SpecError
-from joynexus.specs.contract import check_policy
+from joynexus.specs.contract import InterfaceContract, check_policy
 from joynexus.specs.registry import load_implementation
 from joynexus.specs.tenant import PolicySpec, SftSpec, TenantSpec
-from joynexus.types import NEVER_STALE, LaneItem, ViewSpec
+from joynexus.types import NEVER_STALE, LaneItem, PolicyStats, ViewSpec
 
 
 class ProducerEngine:
     """Makes the micro-batches of one SFT workload, by ordinal.
 
     A producer that is restarted, or a trainer that resumed from a checkpoint, asks for the ordinal that it lacks;
-    nothing has to be replayed or remembered.
+    nothing has to be replayed or remembered. ``num_items`` micro-batches finish the workload.
     """
 
     def __init__(
-        self, dataset: EpisodeDataset, sampler: EpochSampler, *, tenant: str, workload: int, horizon: int
+        self,
+        dataset: EpisodeDataset,
+        sampler: EpochSampler,
+        *,
+        tenant: str,
+        workload: int,
+        horizon: int,
+        num_items: int,
     ) -> None:
         if sampler.num_samples != dataset.num_frames:
             raise SpecError(
                 f"tenant {tenant!r}: the sampler draws from {sampler.num_samples} samples, the dataset has "
                 f"{dataset.num_frames} frames. Make the sampler from the dataset's num_frames."
             )
-        self.dataset = dataset
-        self.sampler = sampler
+        self.num_items = num_items
+        self._dataset = dataset
+        self._sampler = sampler
         self._tenant = tenant
         self._workload = workload
         self._horizon = horizon
+
+    @classmethod
+    def open(cls, tenant: TenantSpec, workload: int, spec: SftSpec) -> "ProducerEngine":
+        """Open and verify a workload's dataset, and number its micro-batches.
+
+        Args:
+            tenant: Whose seed decides the order; its dataset paths are absolute.
+            workload: Index of the workload, which enters the ids of the items.
+            spec: The workload.
+
+        Raises:
+            DatasetError: If a file is missing, truncated or inconsistent.
+            ContractError: If dataset and policy disagree; nothing is kept open.
+            UnknownComponentError: If the dataset's implementation can't be imported.
+        """
+        dataset = open_dataset(spec, tenant.policy, owner=tenant.tenant)
+        return cls(
+            dataset,
+            EpochSampler(dataset.num_frames, spec.batch_size, seed=tenant.seed),
+            tenant=tenant.tenant,
+            workload=workload,
+            horizon=tenant.policy.action.horizon,
+            num_items=spec.num_steps * spec.gradient_accumulation,
+        )
+
+    @property
+    def contract(self) -> InterfaceContract:
+        """What the dataset declares."""
+        return self._dataset.contract
+
+    def statistics(self) -> PolicyStats:
+        """Compute the dataset's statistics over all its frames."""
+        return self._dataset.statistics()
 
     def item(self, ordinal: int) -> LaneItem:
         """Make one micro-batch.
@@ -39,27 +80,24 @@ class ProducerEngine:
             ordinal: Index of the micro-batch in its workload, from 0.
 
         Raises:
-            DatasetError: If a sample can't be read.
+            DatasetError: If a sample can't be read; the row never just ends.
         """
-        batch = self.dataset.read(self.sampler.batch(ordinal), self._horizon)
         return LaneItem(
             item_id=f"{self._tenant}/w{self._workload}/b{ordinal}",
             tenant=self._tenant,
             workload=self._workload,
             ordinal=ordinal,
             policy_version=NEVER_STALE,
-            payload=batch,
+            payload=self._dataset.read(self._sampler.batch(ordinal), self._horizon),
         )
 
     def items(self, first: int = 0) -> Iterator[LaneItem]:
-        """Make micro-batches without end, from one ordinal on."""
-        while True:
-            yield self.item(first)
-            first += 1
+        """Make the micro-batches from one ordinal on to the workload's last."""
+        return (self.item(ordinal) for ordinal in range(first, self.num_items))
 
     def close(self) -> None:
         """Close the dataset."""
-        self.dataset.close()
+        self._dataset.close()
 
 
 def open_dataset(workload: SftSpec, policy: PolicySpec, *, owner: str) -> EpisodeDataset:
@@ -84,21 +122,3 @@ def open_dataset(workload: SftSpec, policy: PolicySpec, *, owner: str) -> Episod
         dataset.close()
         raise
     return dataset
-
-
-def open_producer(spec: TenantSpec, workload: int) -> ProducerEngine:
-    """Open the producer of a tenant's SFT workload.
-
-    Args:
-        spec: The tenant, with its dataset paths made absolute.
-        workload: Index of the workload.
-
-    Raises:
-        SpecError: If the workload is no SFT workload; otherwise as :func:`open_dataset`.
-    """
-    sft = spec.workloads[workload]
-    if not isinstance(sft, SftSpec):
-        raise SpecError(f"tenant {spec.tenant!r}: workload {workload} is {sft.type!r}, which reads no dataset.")
-    dataset = open_dataset(sft, spec.policy, owner=spec.tenant)
-    sampler = EpochSampler(dataset.num_frames, sft.batch_size, seed=spec.seed)
-    return ProducerEngine(dataset, sampler, tenant=spec.tenant, workload=workload, horizon=spec.policy.action.horizon)
