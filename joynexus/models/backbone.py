@@ -3,7 +3,6 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -33,7 +32,7 @@ class Backbone(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def load(cls, spec: BackboneSpec, device: torch.device) -> Self:
+    def load(cls, spec: BackboneSpec, device: torch.device) -> "Backbone":
         """Build the frozen model on a device. Downloads nothing unless the spec names a hub id."""
 
     @abstractmethod
@@ -65,12 +64,12 @@ class Backbone(nn.Module, ABC):
         """Where the weights are."""
         return next(self.parameters()).device
 
-    def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  # torch's signature
+    def train(self, mode: bool = True) -> "Backbone":  # noqa: FBT001, FBT002  # torch's signature
         """Stay in evaluation mode, whatever is asked: dropout or batch statistics must never wake up."""
         del mode
         return super().train(mode=False)
 
-    def freeze(self) -> Self:
+    def freeze(self) -> "Backbone":
         """Switch off every gradient and every training behaviour."""
         self.requires_grad_(requires_grad=False)
         return self.eval()

@@ -9,7 +9,7 @@ own tensors and lets a tenant's tokens through the frozen layers with gradient (
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import transformers
@@ -20,7 +20,7 @@ from transformers import SmolVLMModel
 
 from joynexus.errors import SpecError
 from joynexus.models.backbone import Backbone
-from joynexus.models.chunks import fixed_chunks
+from joynexus.models.chunks import FixedChunks, Rows
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
 from joynexus.models.tokens import ByteTokenizer, PromptTable
 from joynexus.specs.backbone import BackboneSpec, SmolVlmBackboneSpec
@@ -51,6 +51,7 @@ class SmolVlmBackbone(Backbone):
         self._norm: Any = text.norm
         self._rotary: Any = text.rotary_emb
         self._prompts = prompts
+        self._chunks = FixedChunks(self._encode_chunk, spec.chunk_size)
         self._image_side = int(config.vision_config.image_size)
         self._tokens_per_image = (self._image_side // int(config.vision_config.patch_size) // config.scale_factor) ** 2
         self.hidden_dim = int(config.text_config.hidden_size)
@@ -58,7 +59,7 @@ class SmolVlmBackbone(Backbone):
         self.num_forwards = 0
 
     @classmethod
-    def load(cls, spec: BackboneSpec, device: torch.device) -> Self:
+    def load(cls, spec: BackboneSpec, device: torch.device) -> "SmolVlmBackbone":
         """Build from a folder, a hub id or a random initialisation.
 
         Args:
@@ -77,7 +78,8 @@ class SmolVlmBackbone(Backbone):
         kept = len(backbone._layers)
         if spec.num_layers not in (None, kept):
             raise SpecError(f"smolvlm: num_layers is {spec.num_layers}, the model has {kept}. Take at most {kept}.")
-        return backbone.to(device).freeze()
+        backbone.to(device).freeze()
+        return backbone
 
     def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:
         """Count the positions of one sample's prefix, from the sizes of the loaded model."""
@@ -91,12 +93,12 @@ class SmolVlmBackbone(Backbone):
     @torch.no_grad()
     def prefix(self, batch: PrefixBatch, signature: str) -> PrefixFeatures:
         """Encode rows of one signature, in chunks of ``spec.chunk_size``."""
-        parts: list[PrefixFeatures] = []
-        for chunk, real in fixed_chunks(batch, self.spec.chunk_size):
-            parts.append(self._encode_chunk(chunk, signature).slice(0, real))
-            self.num_forwards += 1
+        answer = self._chunks.run((batch.images, batch.image_mask, batch.tokens, batch.token_mask))
         self.num_encoded += len(batch)
-        return PrefixFeatures.concatenate(parts)
+        self.num_forwards = self._chunks.num_forwards
+        layers = len(self._layers)
+        hidden, pad, keys, values = answer[0], answer[1], answer[2 : 2 + layers], answer[2 + layers :]
+        return PrefixFeatures(hidden=hidden, pad=pad, keys=keys, values=values, signature=signature)
 
     def extend(self, prefix: PrefixFeatures, tokens: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
         """Push a tenant's tokens through the frozen layers behind a cached prefix.
@@ -117,18 +119,18 @@ class SmolVlmBackbone(Backbone):
         )
         return hidden.to(tokens.dtype)
 
-    def _encode_chunk(self, chunk: PrefixBatch, signature: str) -> PrefixFeatures:
-        text = self._embed(chunk.tokens)
-        valid = chunk.token_mask
-        if chunk.images.shape[1]:
-            text = torch.cat([self._image_tokens(chunk.images).to(text.dtype), text], dim=1)
-            seen = chunk.image_mask.repeat_interleave(self._tokens_per_image, dim=1)
-            valid = torch.cat([seen, valid], dim=1)
+    def _encode_chunk(self, rows: Rows) -> Rows:
+        """Encode images, camera masks, token ids and token masks to hidden states, padding, K and V per layer."""
+        images, image_mask, tokens, valid = rows
+        embedded = self._embed(tokens)
+        if images.shape[1]:
+            embedded = torch.cat([self._image_tokens(images).to(embedded.dtype), embedded], dim=1)
+            valid = torch.cat([image_mask.repeat_interleave(self._tokens_per_image, dim=1), valid], dim=1)
         # A row with nothing to see attends to its padding: softmax over an empty set is NaN.
         attended = valid | ~valid.any(dim=1, keepdim=True)
         positions = (attended.cumsum(dim=1) - 1).clamp(min=0)
-        hidden, keys, values = self._run_layers(text, positions, attended, past=((), ()))
-        return PrefixFeatures(hidden=hidden, pad=~valid, keys=keys, values=values, signature=signature)
+        hidden, keys, values = self._run_layers(embedded, positions, attended, past=((), ()))
+        return (hidden, ~valid, *keys, *values)
 
     def _image_tokens(self, images: UInt8[Tensor, "b c h w 3"]) -> Float[Tensor, "b n d"]:
         """Tokens of all cameras, in order.
