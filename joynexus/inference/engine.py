@@ -1,0 +1,267 @@
+"""The inference engine: acting for many tenants in one forward of the shared backbone. No Ray.
+
+    predict (one thread)                                   set_policy, remove_policy (any other thread)
+      each request alone: find its version, check, tokenise   build the module, then swap one table entry
+      rows of one signature: one backbone pass over what
+        the prefix store lacks
+      rows of one policy version: one pass of its module
+      each request alone: check, cut out, answer
+
+The two columns share only the table of :mod:`joynexus.inference.policies`, which is read without a lock: a request
+takes its version when it is checked and keeps it to the end. An error fails the request that caused it: where a
+shared step fails, it is taken again for each request alone.
+"""
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from joynexus.errors import JoyNexusError, ServiceError, TenantFailedError
+from joynexus.inference.heads import act, check_seeds, check_state, to_chunk
+from joynexus.inference.policies import PolicyTable, ServedPolicy
+from joynexus.models.action_module import Decision
+from joynexus.models.backbone import Backbone, load_backbone
+from joynexus.models.policy import encode, prefix_keys, prepare_prefix
+from joynexus.models.prefix import PrefixBatch, PrefixFeatures
+from joynexus.models.prefix_store import PrefixStore
+from joynexus.observability.engine_usage import EngineLedger, EngineUsage, device_clock
+from joynexus.specs.backbone import BackboneSpec
+from joynexus.specs.service import InferenceSpec
+from joynexus.types import ActionChunk, PolicySnapshot, PredictRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Part:
+    """One request on its way through a group."""
+
+    request: PredictRequest
+    served: ServedPolicy
+    prefix: PrefixBatch
+    keys: list[bytes]
+    features: PrefixFeatures | None = None
+    answer: ActionChunk | JoyNexusError | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a group cost, and whom."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
+    encoded: int = 0
+    reused: int = 0
+
+
+class InferenceEngine:
+    """Serves the newest policy version of every tenant of one backbone, and its base."""
+
+    def __init__(self, backbone: Backbone, spec: InferenceSpec, *, backbone_name: str) -> None:
+        """Start without policies.
+
+        Args:
+            backbone: Frozen; shared by all tenants.
+            spec: Budget of the prefix store.
+            backbone_name: Its name in the service.
+        """
+        self._backbone = backbone
+        self._policies = PolicyTable(backbone, backbone_name)
+        self._store = PrefixStore(spec.prefix_store)
+        self._ledger = EngineLedger()
+        self._clock = device_clock(backbone.device)
+        self._predicting = threading.Lock()  # the store and the clock are for one thread at a time
+
+    @staticmethod
+    def load(backbone: BackboneSpec, spec: InferenceSpec, *, backbone_name: str) -> "InferenceEngine":
+        """Load the backbone, on the accelerator if the spec reserves one, and set the number of threads."""
+        torch.set_num_threads(spec.num_threads)
+        device = "cuda" if spec.resources.num_gpus else "cpu"
+        return InferenceEngine(load_backbone(backbone, device), spec, backbone_name=backbone_name)
+
+    def set_policy(self, snapshot: PolicySnapshot) -> bool:
+        """Serve a version from now on; requests that run are finished with the version that they began with.
+
+        Args:
+            snapshot: A version that is resident, or older than the newest, is ignored, but for a missing base.
+
+        Returns:
+            Whether it was new.
+
+        Raises:
+            SpecError: If the policy is not for this backbone.
+            CheckpointError: If the parameters do not fit the policy.
+        """
+        return self._policies.publish(snapshot)
+
+    def remove_policy(self, tenant: str) -> None:
+        """Forget a tenant's policy; unknown ones are ignored."""
+        self._policies.remove(tenant)
+
+    def versions(self) -> dict[str, int]:
+        """Return each tenant's newest resident version."""
+        return self._policies.versions()
+
+    def signature_of(self, tenant: str) -> str:
+        """Return the schema signature of a tenant's policy.
+
+        Raises:
+            TenantNotFoundError: If it has none here.
+        """
+        return self._policies.find(tenant).parts.signature
+
+    def usage(self) -> EngineUsage:
+        """Return what was done so far, and for whom."""
+        return self._ledger.usage()
+
+    def predict(self, requests: Sequence[PredictRequest]) -> list[ActionChunk | JoyNexusError]:
+        """Act for a group of requests, best of one schema signature.
+
+        Args:
+            requests: Of any tenants and versions.
+
+        Returns:
+            One answer per request, in order: its chunk, or the error that this request alone has caused.
+        """
+        with self._predicting, torch.no_grad():
+            began = self._clock()
+            prepared = [self._prepare(request) for request in requests]
+            parts = [each for each in prepared if isinstance(each, _Part)]
+            tally = _Tally()
+            for group in _groups(parts, [part.served.parts.signature for part in parts]):
+                self._encode(group, tally)
+            encoded = [part for part in parts if part.answer is None]
+            for group in _groups(encoded, [(part.served, part.request.deterministic) for part in encoded]):
+                self._act(group, tally)
+            for part in parts:
+                tally.seconds[part.served.tenant] += 0.0  # whoever took part bears a share of what nobody caused
+            self._ledger.charge(tally.seconds, self._clock() - began)
+            if encoded:
+                self._ledger.record_group(
+                    tenants=len({part.served.tenant for part in encoded}),
+                    samples=sum(part.rows for part in encoded),
+                    encoded=tally.encoded,
+                    reused=tally.reused,
+                )
+        return [_answer(each) if isinstance(each, _Part) else each for each in prepared]
+
+    def _prepare(self, request: PredictRequest) -> _Part | JoyNexusError:
+        try:
+            served = self._policies.find(request.tenant, request.version)
+            check_seeds(request)
+            prefix = prepare_prefix(self._backbone, served.policy, request.observation)
+            check_state(request)
+            keys = prefix_keys(prefix, served.parts.signature)
+        except JoyNexusError as error:
+            return error
+        except Exception as error:
+            log.exception("tenant %s: a request could not be prepared", request.tenant)
+            return _tenant_failed(request, error)
+        return _Part(request=request, served=served, prefix=prefix, keys=keys)
+
+    def _encode(self, group: list[_Part], tally: _Tally) -> None:
+        """Get the features of rows of one signature."""
+        began = self._clock()
+        keys = [key for part in group for key in part.keys]
+        try:
+            features, count = encode(self._backbone, self._store, _join(group), keys, group[0].served.parts.signature)
+        except Exception as error:
+            if len(group) > 1:
+                log.warning("a forward of %d requests failed (%r): each is tried alone", len(group), error)
+                for part in group:
+                    self._encode([part], tally)
+                return
+            log.exception("tenant %s: the backbone failed on a request", group[0].served.tenant)
+            group[0].answer = _backbone_failed(group[0].request, error)
+            return
+        seconds = self._clock() - began
+        tally.encoded += count.num_encoded
+        tally.reused += count.num_reused
+        start = 0
+        for part in group:
+            stop = start + part.rows
+            part.features = features.slice(start, stop)
+            tally.seconds[part.served.tenant] += seconds * sum(count.encoded[start:stop]) / max(count.num_encoded, 1)
+            start = stop
+
+    def _act(self, group: list[_Part], tally: _Tally) -> None:
+        """Run the module of one policy version over all its rows."""
+        began = self._clock()
+        served = group[0].served
+        try:
+            decision = self._decide(group)
+        except Exception as error:
+            if len(group) > 1:
+                log.warning("tenant %s: %d requests failed (%r): each is tried alone", served.tenant, len(group), error)
+                for part in group:
+                    self._act([part], tally)
+                return
+            log.exception("tenant %s, version %d: the module failed", served.tenant, served.version)
+            group[0].answer = _tenant_failed(group[0].request, error)
+            return
+        start = 0
+        for part in group:
+            part.answer = to_chunk(decision, served, start, start + part.rows)
+            start += part.rows
+        tally.seconds[served.tenant] += self._clock() - began
+
+    def _decide(self, group: list[_Part]) -> Decision:
+        state = np.concatenate([part.request.observation.state for part in group])
+        return act(
+            group[0].served,
+            PrefixFeatures.concatenate([part.features for part in group if part.features is not None]),
+            torch.tensor(state, device=self._backbone.device),
+            [seed for part in group for seed in part.request.seeds],
+            deterministic=group[0].request.deterministic,
+        )
+
+
+def _groups(parts: Sequence[_Part], keys: Sequence[Hashable]) -> list[list[_Part]]:
+    """Sort parts by their keys; groups, and the parts in them, keep their order."""
+    groups: dict[Hashable, list[_Part]] = {}
+    for part, key in zip(parts, keys, strict=True):
+        groups.setdefault(key, []).append(part)
+    return list(groups.values())
+
+
+def _join(group: Sequence[_Part]) -> PrefixBatch:
+    if len(group) == 1:
+        return group[0].prefix
+    return PrefixBatch(
+        images=torch.cat([part.prefix.images for part in group]),
+        image_mask=torch.cat([part.prefix.image_mask for part in group]),
+        tokens=torch.cat([part.prefix.tokens for part in group]),
+        token_mask=torch.cat([part.prefix.token_mask for part in group]),
+    )
+
+
+def _answer(part: _Part) -> ActionChunk | JoyNexusError:
+    assert part.answer is not None
+    return part.answer
+
+
+def _tenant_failed(request: PredictRequest, error: Exception) -> JoyNexusError:
+    if isinstance(error, JoyNexusError):
+        return error
+    return TenantFailedError(
+        f"tenant {request.tenant!r}: its policy failed on this request: {type(error).__name__}: {error}. "
+        "Compare the observation with the policy spec."
+    )
+
+
+def _backbone_failed(request: PredictRequest, error: Exception) -> JoyNexusError:
+    if isinstance(error, JoyNexusError):
+        return error
+    rows = len(request.observation)
+    return ServiceError(
+        f"tenant {request.tenant!r}: the backbone failed on {rows} rows: {type(error).__name__}: {error}. "
+        "Send fewer rows, or try again."
+    )
