@@ -87,5 +87,3 @@ def _persist(call: Callable[[], Answer], patience_s: float, what: str) -> Answer
             raise ServiceError(f"{what}: no replica answered for {patience_s:.0f} s: {last}") from last
         time.sleep(delay_s)
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)
-
-

@@ -83,9 +83,7 @@ def start_service(spec: ServiceSpec, root: Path) -> RoleClient:
     """
     serve.start(proxy_location="Disabled")
     namespace = names.namespace(spec.service)
-    role = Role(
-        name=names.MASTER, actor_class=Master, arguments=(spec.model_dump_json(), str(root)), max_restarts=-1
-    )
+    role = Role(name=names.MASTER, actor_class=Master, arguments=(spec.model_dump_json(), str(root)), max_restarts=-1)
     start_role(role, namespace)
     master = RoleClient(names.MASTER, namespace)
     try:

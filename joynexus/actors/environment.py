@@ -13,7 +13,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,13 +23,14 @@ from joynexus.actors.clients import QueueClient, ReplicaClient
 from joynexus.envs.base import ChunkOutcome, EpisodeStart
 from joynexus.envs.session import VectorSession
 from joynexus.errors import JoyNexusError, SimulatorError
+from joynexus.rollout.assignment import episode_start
 from joynexus.rollout.collector import Collector, EpisodeCrash
 from joynexus.rollout.video import VideoSink
 from joynexus.specs.contract import InterfaceContract
 from joynexus.specs.environment import EnvironmentSpec
 from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import EvaluationSpec, RlSpec, TenantSpec
-from joynexus.types import Array, EpisodeReport, LaneItem, Observation, Trajectory, ViewSpec
+from joynexus.types import Array, LaneItem, Observation, Trajectory, ViewSpec
 
 FULL_DELAY_S = 0.05
 """Pause while the lane holds all that the next update needs."""
@@ -46,10 +48,12 @@ class EnvironmentActor:
         backbone = self._tenant.policy.backbone
         self._queue = QueueClient(spec.service, backbone)
         self._replicas = ReplicaClient(spec.service, backbone)
+        self._incarnation = uuid.uuid4().hex[:8]  # an episode begun anew by a new process is another trajectory
         self._session: VectorSession | None = None
         self._opened: EnvironmentSpec | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._assignment = ""
         self._error: str | None = None
         self._done = 0
         self._crashes = 0
@@ -88,7 +92,7 @@ class EnvironmentActor:
 
     async def start_rollout(self, workload: int, spec: RlSpec) -> None:
         """Collect trajectories of workload number ``workload`` into the tenant's lane until ``stop``."""
-        await self._start(lambda stop: self._rollout(workload, spec, stop))
+        await self._start(f"rollout {workload}", lambda stop: self._rollout(workload, spec, stop))
 
     async def start_evaluation(
         self, spec: EvaluationSpec, episodes: list[int], passes: list[tuple[str, int | None]]
@@ -102,7 +106,7 @@ class EnvironmentActor:
             for folder, version in passes:
                 self._evaluate(spec, episodes, Path(folder), version, stop)
 
-        await self._start(run)
+        await self._start(f"evaluation {passes}", run)
 
     async def stop(self) -> None:
         """End what is running; harmless when nothing is."""
@@ -116,8 +120,12 @@ class EnvironmentActor:
         await self.stop()
         await asyncio.to_thread(self._close)
 
-    async def _start(self, work: Callable[[threading.Event], None]) -> None:
+    async def _start(self, assignment: str, work: Callable[[threading.Event], None]) -> None:
+        """Run work in the worker's thread; an assignment that runs already goes on undisturbed."""
+        if self._thread is not None and self._thread.is_alive() and self._assignment == assignment:
+            return
         await self.stop()
+        self._assignment = assignment
         self._stop = threading.Event()
         self._error, self._finished = None, False
         stop = self._stop
@@ -138,9 +146,9 @@ class EnvironmentActor:
             session,
             self._replicas,
             tenant=self._tenant.tenant,
-            seed=self._tenant.seed,
-            cameras=policy.observation.cameras,
             action=policy.action,
+            seed=self._tenant.seed,
+            ids=f"{self._incarnation}/",
         )
 
     # ---- rollout
@@ -153,7 +161,7 @@ class EnvironmentActor:
             while self._queue.waiting(name) >= enough:
                 if stop.wait(FULL_DELAY_S):
                     return None
-            return self._start_of(self._queue.take_episode(name))
+            return episode_start(self._tenant.seed, self._queue.take_episode(name))
 
         in_a_row = 0
         collector = self._collector(self._open(spec.environment))
@@ -197,16 +205,12 @@ class EnvironmentActor:
         path = folder / f"episodes_{self._index}.jsonl"
         finished = {report["episode"] for report in read_reports(folder)}
         self._done = len(finished & set(episodes))
-        starts = [
-            EpisodeStart(episode=each, seed=spec.seed + each, initial_state=each)
-            for each in episodes
-            if each not in finished
-        ]
+        starts = [episode_start(spec.seed, each) for each in episodes if each not in finished]
         videos = VideoSink(folder / "videos", first=spec.video) if spec.video else None
         collector = self._collector(self._open(spec.environment))
         with path.open("ab+") as file:
             _end_torn_line(file)
-            for report in _until(collector.evaluate(starts, version=version, video=videos), stop):
+            for report in collector.evaluate(starts, version=version, video=videos, should_stop=stop.is_set):
                 file.write(json.dumps(asdict(report)).encode() + b"\n")
                 file.flush()
                 self._done += 1
@@ -218,7 +222,7 @@ class EnvironmentActor:
         return await asyncio.to_thread(self._rollout_now, environment, episodes)
 
     def _rollout_now(self, environment: EnvironmentSpec, episodes: list[int]) -> list[Trajectory]:
-        starts = iter([self._start_of(each) for each in episodes])
+        starts = iter([episode_start(self._tenant.seed, each) for each in episodes])
         found: list[Trajectory] = []
         collector = self._collector(self._open(environment))
         for outcome in collector.collect(lambda: next(starts, None), should_stop=lambda: False):
@@ -226,9 +230,6 @@ class EnvironmentActor:
                 raise SimulatorError(f"{self._tenant.tenant}: episode {outcome.start.episode}: {outcome.error}")
             found.append(outcome)
         return sorted(found, key=lambda each: each.episode)
-
-    def _start_of(self, episode: int) -> EpisodeStart:
-        return EpisodeStart(episode=episode, seed=self._tenant.seed + episode, initial_state=episode)
 
     async def env_open(self, environment: EnvironmentSpec) -> InterfaceContract:
         """Open a session of one's own; ``env_reset`` and ``env_step`` act on it."""
@@ -282,10 +283,3 @@ def _answers(outcomes: dict[int, Any]) -> dict[int, Any]:
         if isinstance(outcome, JoyNexusError):
             raise outcome
     return outcomes
-
-
-def _until(reports: Iterator[EpisodeReport], stop: threading.Event) -> Iterator[EpisodeReport]:
-    for report in reports:
-        yield report
-        if stop.is_set():
-            return

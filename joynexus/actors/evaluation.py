@@ -5,7 +5,8 @@ from typing import Any
 
 from joynexus.actors.environment import read_reports
 from joynexus.actors.roles import RoleClient
-from joynexus.rollout.report import assign_episodes, summarize
+from joynexus.rollout.assignment import assign_episodes
+from joynexus.rollout.report import summarize
 from joynexus.specs.tenant import EvaluationSpec
 from joynexus.types import EpisodeReport
 
@@ -46,4 +47,5 @@ class EvaluationWatch:
         return results
 
     def _summary(self, folder: Path) -> dict[str, Any]:
-        return summarize([EpisodeReport(**each) for each in read_reports(folder)])
+        reports = [EpisodeReport(**each) for each in read_reports(folder)]
+        return dict(summarize(reports, expected=self._spec.num_episodes))

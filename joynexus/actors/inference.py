@@ -68,6 +68,7 @@ class InferenceReplica:
         changes = await store.follow.remote(self._replica_id, self._backbone, versions, self._usage(), POLL_S)
         for tenant in changes.removed:
             self._engine.remove_policy(tenant)
+            self._batcher.remove_tenant(tenant)
         for reference in changes.snapshots:
             snapshot = await reference
             await asyncio.to_thread(self._engine.set_policy, snapshot)
@@ -76,7 +77,7 @@ class InferenceReplica:
                 self._arrived.notify_all()
 
     def _usage(self) -> dict[str, Any]:
-        return {"engine": self._engine.usage(), "batcher": self._batcher.stats()}
+        return {"backbone": self._backbone, "engine": self._engine.usage()}
 
     async def predict(self, request: PredictRequest) -> ActionChunk:
         """Act for some rows of one tenant, in a group with whoever else asks.
@@ -103,7 +104,9 @@ class InferenceReplica:
                     self._arrived.wait_for(lambda: tenant in self._engine.versions()), timeout=ARRIVAL_S
                 )
             except TimeoutError:
-                message = f"{tenant}: has no policy on backbone {self._backbone!r}. Known: {sorted(self._engine.versions())}."
+                message = (
+                    f"{tenant}: has no policy on backbone {self._backbone!r}. Known: {sorted(self._engine.versions())}."
+                )
                 raise TenantNotFoundError(message) from None
 
     async def process_id(self) -> int:

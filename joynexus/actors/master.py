@@ -22,6 +22,7 @@ from ray import serve
 from joynexus.actors import names
 from joynexus.actors.health import HealthManager
 from joynexus.actors.inference import deploy_replicas
+from joynexus.actors.lanes import TrainingQueueActor
 from joynexus.actors.placement import check_service_fits, create_group, remove_group
 from joynexus.actors.policy_store import PolicyStore
 from joynexus.actors.records import ENDED, RecordStore, TenantRecord, WorkloadRecord
@@ -30,7 +31,6 @@ from joynexus.actors.tenant_driver import DriverContext, TenantDriver
 from joynexus.actors.training import TrainingActor
 from joynexus.actors.usage import UsageBook
 from joynexus.errors import AdmissionError, JoyNexusError, ServiceError, TenantExistsError, TenantNotFoundError
-from joynexus.queues.training_queue import TrainingQueue
 from joynexus.scheduling.admission import ServiceState, admit
 from joynexus.scheduling.plan import compile_plan
 from joynexus.specs.service import ServiceSpec
@@ -94,7 +94,7 @@ class Master:
         )
         lanes = Role(
             name=names.queue(backbone),
-            actor_class=TrainingQueue,
+            actor_class=TrainingQueueActor,
             arguments=(self._spec.queue,),
             resources=queue,
             group=group,
@@ -207,16 +207,21 @@ class Master:
         self._drivers[record.name] = driver
         driver.start()
 
+    async def request_stop(self, tenant: str) -> None:
+        """Ask a tenant to stop; it does, whether anybody waits or not."""
+        record = self._record(tenant)
+        if record.status not in ENDED:
+            record.stop_requested = True
+            self._records.save(record)
+
     async def stop(self, tenant: str, timeout_s: float = 120.0) -> str:
         """Stop a tenant and wait until nothing of it is left.
 
         Returns:
             Its final status.
         """
+        await self.request_stop(tenant)
         record = self._record(tenant)
-        if record.status not in ENDED:
-            record.stop_requested = True
-            self._records.save(record)
         if not await asyncio.to_thread(self._drivers[tenant].join, timeout_s):
             raise ServiceError(f"{tenant}: still stopping after {timeout_s:.0f} s. Call again.")
         return record.status
@@ -254,7 +259,7 @@ class Master:
 
     async def status(self) -> dict[str, dict[str, Any]]:
         """Every tenant's record, its newest progress, and what it was charged."""
-        charged = self._usage.by_tenant()
+        charged = await asyncio.to_thread(self._usage.by_tenant)
         return {
             name: {
                 **record.model_dump(mode="json", exclude={"spec"}),

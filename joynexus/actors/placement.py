@@ -9,8 +9,9 @@ from ray.util import get_placement_group, placement_group, placement_group_table
 from ray.util.placement_group import PlacementGroup
 
 from joynexus.errors import PlacementError
-from joynexus.scheduling.placement import NodeResources, check_bundles
+from joynexus.scheduling.placement import NodeResources, check_bundles, service_bundles
 from joynexus.specs.base import Resources
+from joynexus.specs.service import ServiceSpec
 
 
 def create_group(
@@ -46,6 +47,15 @@ def create_group(
         f"{owner}: placement group not ready after {timeout_s:.0f} s ({state}). Needed: {needed}, free: {free}. "
         "Resubmit when a tenant leaves, or add nodes."
     )
+
+
+def check_service_fits(service: ServiceSpec) -> None:
+    """Refuse a service whose own roles can never be placed on this cluster.
+
+    Raises:
+        PlacementError: Naming what is needed and what there is.
+    """
+    check_bundles(service_bundles(service), cluster_nodes(), owner=f"service {service.service!r}")
 
 
 def find_group(name: str) -> PlacementGroup | None:

@@ -123,7 +123,9 @@ class RoleClient:
         self._namespace = namespace
         self._handle: Any = None
 
-    def call(self, method: str, *arguments: Any, patience_s: float = 60.0, timeout_s: float = 120.0, **named: Any) -> Any:  # noqa: ANN401
+    def call(
+        self, method: str, *arguments: Any, patience_s: float = 60.0, timeout_s: float = 120.0, **named: Any
+    ) -> Any:  # noqa: ANN401
         """Call a method and wait for its answer.
 
         Args:

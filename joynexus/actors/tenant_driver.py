@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from joynexus.actors import names
-from joynexus.actors.environment import EnvironmentActor
 from joynexus.actors.evaluation import EvaluationWatch
 from joynexus.actors.health import HealthManager
-from joynexus.actors.placement import create_group, remove_group
-from joynexus.actors.producer import DataProducer
 from joynexus.actors.records import ENDED, TenantRecord, TenantStatus, WorkloadRecord
-from joynexus.actors.roles import Role, RoleClient, end_role
+from joynexus.actors.roles import RoleClient
+from joynexus.actors.tenant_roles import TenantRoles
 from joynexus.errors import JoyNexusError, ServiceError, TenantFailedError
 from joynexus.scheduling.plan import TenantPlan, compile_plan
 from joynexus.specs.contract import InterfaceContract, check_policy, check_sources
@@ -60,6 +58,7 @@ class TenantDriver:
         self._context = context
         self._backbone = record.spec.policy.backbone
         self._plan: TenantPlan = compile_plan(record.spec, context.service)
+        self._roles = TenantRoles(record.spec, self._plan, context.service, context.namespace, context.health)
         self._trainer = RoleClient(names.trainer(self._backbone), context.namespace)
         self._queue = RoleClient(names.queue(self._backbone), context.namespace)
         self._store = RoleClient(names.POLICY_STORE, context.namespace)
@@ -135,57 +134,27 @@ class TenantDriver:
         self._check()
         self.record.signature = self._plan.signature
         self._update()
-        self._reserve()
-        contracts = self._open_datasets() + self._open_environments()
+        self._roles.reserve()
+        contracts = self._open_datasets()
+        if self.record.status == "PENDING":  # later, under a new Master, the workers are busy and were checked
+            self._check_contracts(contracts + self._open_environments())
+        self._check()
+        self._open_slot()
+
+    def _check_contracts(self, contracts: list[InterfaceContract]) -> None:
+        """Refuse a tenant whose policy, datasets and environments disagree, before anything is trained."""
         policy = self._spec.policy
         for contract in contracts:
             check_policy(policy.interface, contract, owner=self.record.name)
         for other in contracts[1:]:
             check_sources(contracts[0], other, cameras=policy.observation.cameras, owner=self.record.name)
-        self._check()
-        self._open_slot()
-
-    def _reserve(self) -> None:
-        bundles = [each.resources for each in self._plan.bundles]
-        if not bundles:
-            return
-        create_group(
-            names.tenant_group(self._context.service.service, self.record.name),
-            bundles,
-            timeout_s=self._context.service.placement_timeout_s,
-            owner=self.record.name,
-        )
-
-    def _role(self, name: str, actor_class: type, *arguments: Any) -> Role:  # noqa: ANN401
-        group = create_group(
-            names.tenant_group(self._context.service.service, self.record.name),
-            [each.resources for each in self._plan.bundles],
-            timeout_s=self._context.service.placement_timeout_s,
-            owner=self.record.name,
-        )
-        index = next(i for i, each in enumerate(self._plan.bundles) if each.role == name)
-        service, tenant = self._context.service.model_dump_json(), self._spec.model_dump_json()
-        return Role(
-            name=name,
-            actor_class=actor_class,
-            arguments=(service, tenant, *arguments),
-            resources=self._plan.bundles[index].resources,
-            group=group,
-            bundle=index,
-            tenant=self.record.name,
-        )
-
-    def _watch(self, role: Role, restore: Callable[[RoleClient], None]) -> RoleClient:
-        client = RoleClient(role.name, self._context.namespace)
-        self._context.health.watch(role, lambda: restore(client))
-        return client
 
     def _open_datasets(self) -> list[InterfaceContract]:
         """Open every dataset before anything starts; statistics come from the first."""
         wanted = [(i, each) for i, each in enumerate(self._spec.workloads) if isinstance(each, SftSpec)]
         if not wanted:
             return []
-        producer = self._watch(self._role(names.producer(self.record.name), DataProducer), self._restore_producer)
+        producer = self._roles.producer(self._restore_producer)
         contracts: list[InterfaceContract] = []
         for index, spec in wanted:
             contract, stats = producer.call("describe", index, spec, timeout_s=OPEN_S)
@@ -207,8 +176,11 @@ class TenantDriver:
         return list(seen.values())
 
     def _worker(self, index: int) -> RoleClient:
-        role = self._role(names.environment(self.record.name, index), EnvironmentActor, index)
-        return self._watch(role, lambda client: self._restore_worker(index, client))
+        return self._roles.worker(index, lambda client: self._restore_worker(index, client))
+
+    def open_worker(self) -> str:
+        """Start the first worker for calls of the tenant's own, and return its name."""
+        return self._worker(0).name
 
     def _open_slot(self) -> None:
         self._trainer.call(
@@ -291,7 +263,7 @@ class TenantDriver:
 
     def _run_sft(self, index: int, workload: SftSpec, record: WorkloadRecord) -> None:
         self._open_lane(index)
-        producer = self._watch(self._role(names.producer(self.record.name), DataProducer), self._restore_producer)
+        producer = self._roles.producer(self._restore_producer)
         first = self._trainer.call("progress")[self.record.name].next_ordinal
         producer.call("start", index, workload, first, timeout_s=OPEN_S)
         try:
@@ -369,18 +341,11 @@ class TenantDriver:
 
     def _release(self) -> None:
         """Leave nothing of the tenant behind: actors first, since a group with living actors never goes."""
-        name, health = self.record.name, self._context.health
-        workers = max([1, *(_num_workers(each) for each in self._spec.workloads)])
-        for role in [names.producer(name), *(names.environment(name, each) for each in range(workers))]:
-            client = RoleClient(role, self._context.namespace)
-            health.unwatch(role, end=False)
-            if role != names.producer(name):
-                self._quietly(lambda client=client: client.call("close", patience_s=0.0, timeout_s=30.0))
-            end_role(role, self._context.namespace)
+        name = self.record.name
+        self._quietly(self._roles.release)
         self._quietly(lambda: self._queue.call("close_lane", name, patience_s=15.0))
         self._quietly(lambda: self._trainer.call("close_tenant", name, patience_s=60.0))
         self._quietly(lambda: self._store.call("remove", name, patience_s=15.0))
-        remove_group(names.tenant_group(self._context.service.service, name))
 
     def _close_workload_record(self, status: TenantStatus) -> None:
         for each in self.record.workloads:
@@ -393,12 +358,6 @@ class TenantDriver:
             action()
         except JoyNexusError as error:
             log.info("clean-up of %s: %s", self.record.name, error)
-
-
-def _num_workers(workload: SftSpec | RlSpec | EvaluationSpec) -> int:
-    if isinstance(workload, RlSpec):
-        return workload.rollout.min_workers
-    return workload.num_workers if isinstance(workload, EvaluationSpec) else 0
 
 
 class _Stall:
@@ -417,5 +376,3 @@ class _Stall:
             self._last, self._since = progress, now
         elif now - self._since > self._limit_s:
             raise TenantFailedError(f"{self._what}: no progress for {self._limit_s:.0f} s. See 'joynexus logs'.")
-
-

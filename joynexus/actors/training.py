@@ -25,11 +25,13 @@ from ray.exceptions import RayError
 from joynexus.actors import names
 from joynexus.errors import ServiceError
 from joynexus.models.backbone import load_backbone
+from joynexus.observability.records import progress_metrics
+from joynexus.observability.sinks import MetricsWriter
 from joynexus.queues.training_queue import Lease
 from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import RlSpec, SftSpec, TenantSpec
 from joynexus.training.engine import TrainingEngine
-from joynexus.training.runtime import TrainingRuntime
+from joynexus.training.runtime import StepOutcome, TrainingRuntime
 from joynexus.types import LaneItem, PolicySnapshot, PolicyStats, TrainingCall, TrainingResult, WorkloadProgress
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class TrainingActor:
         self._namespace = names.namespace(spec.service)
         self._consumer = names.trainer(backbone)
         device = "cuda" if spec.training.resources.num_gpus else "cpu"
-        model = load_backbone(spec.backbones[backbone], device, num_threads=spec.training.num_threads)
+        model = load_backbone(spec.backbones[backbone], device)
         engine = TrainingEngine(model, spec.training, backbone_name=backbone)
         self._snapshots: asyncio.Queue[PolicySnapshot] = asyncio.Queue()
         self._runtime = TrainingRuntime(engine, publish=self._hand_over, keep_checkpoints=spec.storage.keep_checkpoints)
@@ -64,6 +66,8 @@ class TrainingActor:
         self._tick = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._metrics: dict[str, MetricsWriter] = {}
+        self._staleness: dict[str, int] = {}
         self._fault: str | None = None
         self._renewed_at = 0.0
 
@@ -98,6 +102,7 @@ class TrainingActor:
                 refused = self._take_in()
                 outcome = self._runtime.step()
                 self._acknowledge([*refused, *outcome.acknowledged])
+                self._note(outcome)
                 self._look()
                 if not outcome.did_work:
                     self._wake.wait(IDLE_S)
@@ -127,11 +132,17 @@ class TrainingActor:
             refused += self._runtime.offer(items)
             self._inboxed.subtract(item.tenant for item in items)
 
-    def _expire(self, versions: Mapping[str, int], oldest: Mapping[str, int]) -> None:
-        """Let the queue drop what is too old to be learnt from."""
-        if versions and self._loop is not None:
-            for tenant in versions:
-                coroutine = self._send_min_version(tenant, oldest.get(tenant, 0))
+    def _note(self, outcome: StepOutcome) -> None:
+        """Write metrics down, and let the queue drop what a new version makes too old to be learnt from."""
+        for tenant, values in outcome.metrics.items():
+            progress = self._runtime.progress()[tenant]
+            self._metrics[tenant].write(
+                progress.steps, progress_metrics(progress), labels={"workload": progress.workload}
+            )
+        for tenant, version in outcome.versions.items():
+            staleness = self._staleness.get(tenant)
+            if staleness is not None and self._loop is not None and version > staleness:
+                coroutine = self._send_min_version(tenant, version - staleness)
                 asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _send_min_version(self, tenant: str, version: int) -> None:
@@ -232,7 +243,12 @@ class TrainingActor:
             AdmissionError: If no slot or not enough memory is free.
         """
         spec = TenantSpec.model_validate_json(tenant)
-        await self._command(lambda: self._runtime.open_tenant(spec, Path(folder), stats))
+        await self._command(lambda: self._open(spec, Path(folder), stats))
+
+    def _open(self, spec: TenantSpec, folder: Path, stats: PolicyStats | None) -> None:
+        self._runtime.open_tenant(spec, folder, stats)
+        if spec.tenant not in self._metrics:
+            self._metrics[spec.tenant] = MetricsWriter(folder)
 
     async def sync_point(self, tenant: str) -> int:
         """Return the newest version that the tenant has published."""
@@ -240,11 +256,22 @@ class TrainingActor:
 
     async def close_tenant(self, tenant: str) -> None:
         """Free a tenant's slot; nothing of it stays in the process."""
-        await self._command(lambda: self._runtime.close_tenant(tenant))
+        await self._command(lambda: self._close(tenant))
+
+    def _close(self, tenant: str) -> None:
+        self._runtime.close_tenant(tenant)
+        self._metrics.pop(tenant).close()
+        self._staleness.pop(tenant, None)
 
     async def start_workload(self, tenant: str, index: int, workload: SftSpec | RlSpec) -> WorkloadProgress:
         """Begin a training workload, or tell how far it is."""
-        return await self._command(lambda: self._runtime.start_workload(tenant, index, workload))
+        return await self._command(lambda: self._begin(tenant, index, workload))
+
+    def _begin(self, tenant: str, index: int, workload: SftSpec | RlSpec) -> WorkloadProgress:
+        self._staleness.pop(tenant, None)
+        if isinstance(workload, RlSpec):
+            self._staleness[tenant] = workload.rollout.max_staleness
+        return self._runtime.start_workload(tenant, index)
 
     async def next_sequence(self, tenant: str) -> int:
         """Return the number that the tenant's next training call has to bear."""

@@ -6,7 +6,6 @@ from typing import Any, Generic, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
-
 from ray.serve.handle import DeploymentResponse
 
 from joynexus.actors.roles import unwrap

@@ -81,7 +81,9 @@ class Service:
         self.master.call("submit", loaded.model_dump_json(), str(where), timeout_s=660.0)
         return Run(self, loaded.tenant)
 
-    def open(self, spec: TenantSpec | str | Path, *, folder: str | Path | None = None, timeout_s: float = 600.0) -> Tenant:
+    def open(
+        self, spec: TenantSpec | str | Path, *, folder: str | Path | None = None, timeout_s: float = 600.0
+    ) -> Tenant:
         """Submit a tenant without workloads, and wait until its slot is open and its version 0 is served.
 
         Raises:
@@ -110,6 +112,10 @@ class Service:
     def stop(self, tenant: str) -> str:
         """Stop a tenant, wait until nothing of it is left, and return its final status."""
         return self.master.call("stop", tenant, timeout_s=180.0)
+
+    def request_stop(self, tenant: str) -> None:
+        """Ask a tenant to stop, and do not wait for it."""
+        self.master.call("request_stop", tenant, timeout_s=30.0)
 
     def shut_down(self) -> None:
         """Stop every tenant and end the service."""

@@ -1,0 +1,273 @@
+"""One run of several tenants: from their specs to a folder with everything that came of it.
+
+Shared: all tenants at once on one service (the running one, or one started for them). Isolated: each alone on a
+service of its own, one after the other, for comparison.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+
+from joynexus.actors import cluster
+from joynexus.actors.usage import merge_usage
+from joynexus.api.service import Service
+from joynexus.errors import JoyNexusError, ServiceError
+from joynexus.observability.plot import GroupMark, plot_run
+from joynexus.observability.report import GroupCounts, ServiceReport, TenantReport, WorkloadReport
+from joynexus.observability.sinks import read_metrics
+from joynexus.observability.summary import SUMMARY_FILE, build_summary, write_summary
+from joynexus.specs.service import ServiceSpec
+from joynexus.specs.tenant import TenantSpec
+
+
+class Progress(Protocol):
+    """Who is shown how a run goes."""
+
+    def say(self, text: str) -> None:
+        """Show one line."""
+        ...
+
+    def follow(self, service: Service, tenants: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+        """Show the tenants' progress until all have ended, and return their final statuses."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """What came of a run."""
+
+    folder: Path
+    service: ServiceReport
+    tenants: tuple[TenantReport, ...]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Tenants that did not complete, with the reason."""
+        return {each.tenant: each.error or each.status for each in self.tenants if each.status != "COMPLETED"}
+
+    def summary_json(self) -> str:
+        """The content of ``summary.json``."""
+        return json.dumps(build_summary(self.service, self.tenants), indent=2, allow_nan=False)
+
+
+def run_shared(
+    spec: ServiceSpec,
+    tenants: Sequence[TenantSpec],
+    *,
+    named: bool,
+    local: bool,
+    output: Path | None,
+    num_cpus: int | None,
+    progress: Progress,
+) -> RunOutcome:
+    """Run all tenants on one service.
+
+    Args:
+        spec: The service to start where none runs.
+        tenants: What to run.
+        named: Whether the user named this service: another one that runs is then not taken.
+        local: Start a service of this process's own, whatever runs.
+        output: Folder of the run; None makes one under the service's root.
+        num_cpus: Logical CPUs of a service of this process's own.
+        progress: Who is shown how it goes.
+
+    Raises:
+        JoyNexusError: If the service can't be started, or refuses a tenant; none of them runs then.
+    """
+    service = None if local else _running(spec if named else None)
+    if service is not None:
+        progress.say(f"running on service {service.name!r}")
+        return _run_on(service, tenants, _folder(output, service.root), progress)
+    folder = _folder(output, spec.storage.root)
+    progress.say(f"starting service {spec.service!r}: backbones {sorted(spec.backbones)}")
+    with _OwnService(spec, folder, num_cpus) as own:
+        return _run_on(own, tenants, folder, progress)
+
+
+def run_isolated(
+    spec: ServiceSpec,
+    tenants: Sequence[TenantSpec],
+    *,
+    output: Path | None,
+    num_cpus: int | None,
+    progress: Progress,
+) -> RunOutcome:
+    """Run each tenant alone on a service of its own, one after the other; see :func:`run_shared`."""
+    folder = _folder(output, spec.storage.root)
+    parts: list[RunOutcome] = []
+    for tenant in tenants:
+        progress.say(f"isolated: {tenant.tenant}")
+        with _OwnService(spec, folder / "isolated" / tenant.tenant, num_cpus) as own:
+            parts.append(_run_on(own, [tenant], folder / "isolated" / tenant.tenant, progress))
+    outcome = RunOutcome(
+        folder=folder,
+        service=_sum_services([each.service for each in parts]),
+        tenants=tuple(tenant for each in parts for tenant in each.tenants),
+    )
+    write_summary(folder / SUMMARY_FILE, outcome.service, outcome.tenants)
+    return outcome
+
+
+def _folder(output: Path | None, root: Path) -> Path:
+    name = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+    return (output or root / name).resolve()
+
+
+def _running(spec: ServiceSpec | None) -> Service | None:
+    """Return the running service; None if there is no cluster, or none that may be taken runs on it."""
+    if not cluster.connect_ray(service=spec.service if spec else "client"):
+        return None
+    try:
+        return Service(cluster.find_service(spec.service if spec else None))
+    except ServiceError:
+        if spec is None and "RAY_ADDRESS" not in os.environ:
+            ray.shutdown()  # a Ray that merely happens to be here is left alone
+        return None
+
+
+class _OwnService:
+    """A service for one run: started on the connected cluster or on a local Ray, and taken down afterwards."""
+
+    def __init__(self, spec: ServiceSpec, root: Path, num_cpus: int | None) -> None:
+        self._spec, self._root, self._num_cpus = spec, root, num_cpus
+        self._own_ray = not ray.is_initialized()
+
+    def __enter__(self) -> Service:
+        if self._own_ray:
+            cluster.start_local_ray(service=self._spec.service, num_cpus=self._num_cpus)
+        try:
+            cluster.start_service(self._spec, self._root)
+            return Service(self._spec.service)
+        except BaseException:
+            self._end_ray()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            cluster.stop_service(self._spec.service)
+        finally:
+            self._end_ray()
+
+    def _end_ray(self) -> None:
+        if self._own_ray:
+            ray.shutdown()
+
+
+def _run_on(service: Service, tenants: Sequence[TenantSpec], folder: Path, progress: Progress) -> RunOutcome:
+    started = time.monotonic()
+    before = service.usage()
+    submitted: list[str] = []
+    try:
+        for each in tenants:
+            service.submit(each, folder=folder / "tenants" / each.tenant)
+            submitted.append(each.tenant)
+        statuses = progress.follow(service, submitted)
+    except BaseException:  # a refusal, Ctrl-C or the end of the job: what was submitted here is stopped here
+        for name in submitted:
+            service.request_stop(name)
+        raise
+    outcome = RunOutcome(
+        folder=folder,
+        service=_service_report(tenants, before, service.usage(), time.monotonic() - started),
+        tenants=tuple(_tenant_report(name, status) for name, status in statuses.items()),
+    )
+    write_summary(folder / SUMMARY_FILE, outcome.service, outcome.tenants)
+    _plot(folder, submitted, service.usage())
+    return outcome
+
+
+def _plot(folder: Path, tenants: Sequence[str], usage: Mapping[str, Any]) -> None:
+    metrics = {name: read_metrics(folder / "tenants" / name) for name in tenants}
+    groups = {
+        kind: [
+            GroupMark(time_s=each["time_s"], num_tenants=each["tenants"], num_samples=each["samples"])
+            for engines in usage.values()
+            for each in engines[kind]["groups"]
+        ]
+        for kind in ("training", "inference")
+    }
+    try:
+        plot_run(folder / "run.png", metrics, groups)
+    except (ImportError, ValueError, OSError) as error:
+        raise JoyNexusError(f"{folder / 'run.png'}: the run is complete, but can't be drawn: {error}") from error
+
+
+def _tenant_report(name: str, status: Mapping[str, Any]) -> TenantReport:
+    workloads = tuple(
+        WorkloadReport.from_results(
+            each["type"],
+            each["status"],
+            each["results"],
+            error=status["reason"] if each["status"] == "FAILED" else None,
+        )
+        for each in status["workloads"]
+    )
+    return TenantReport(
+        tenant=name,
+        status=status["status"],
+        policy_version=status["policy_version"],
+        signature=status["signature"],
+        device_seconds=status["device_seconds"],
+        workloads=workloads,
+        error=status["reason"],
+    )
+
+
+def _service_report(
+    tenants: Sequence[TenantSpec], before: Mapping[str, Any], after: Mapping[str, Any], wall_s: float
+) -> ServiceReport:
+    names = sorted({each.policy.backbone for each in tenants})
+    training = _growth([before[each]["training"] for each in names], [after[each]["training"] for each in names])
+    inference = _growth([before[each]["inference"] for each in names], [after[each]["inference"] for each in names])
+    return ServiceReport(
+        backbone=", ".join(names),
+        wall_s=wall_s,
+        backbone_samples=training["encoded"] + inference["encoded"],
+        training_samples=round(training["mean_samples"] * training["num_groups"]),
+        store_hits=training["reused"] + inference["reused"],
+        store_misses=training["encoded"] + inference["encoded"],
+        training=_groups(training),
+        inference=_groups(inference),
+    )
+
+
+def _growth(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what was added to the counts of engines that may have served others before."""
+    old, new = merge_usage(before), merge_usage(after)
+    count = new["num_groups"] - old["num_groups"]
+    grown = {key: new[key] - old[key] for key in ("busy_seconds", "encoded", "reused", "num_groups")}
+    for key in ("mean_tenants", "mean_samples"):
+        grown[key] = (new[key] * new["num_groups"] - old[key] * old["num_groups"]) / max(count, 1)
+    return grown
+
+
+def _groups(usage: Mapping[str, Any]) -> GroupCounts:
+    return GroupCounts(
+        count=usage["num_groups"], mean_tenants=usage["mean_tenants"], mean_samples=usage["mean_samples"]
+    )
+
+
+def _sum_services(parts: Sequence[ServiceReport]) -> ServiceReport:
+    def merged(groups: Sequence[GroupCounts]) -> GroupCounts:
+        count = sum(each.count for each in groups)
+        tenants = sum(each.count * each.mean_tenants for each in groups) / max(count, 1)
+        samples = sum(each.count * each.mean_samples for each in groups) / max(count, 1)
+        return GroupCounts(count=count, mean_tenants=tenants, mean_samples=samples)
+
+    return ServiceReport(
+        backbone=", ".join(sorted({each.backbone for each in parts})),
+        wall_s=sum(each.wall_s for each in parts),
+        backbone_samples=sum(each.backbone_samples for each in parts),
+        training_samples=sum(each.training_samples for each in parts),
+        store_hits=sum(each.store_hits for each in parts),
+        store_misses=sum(each.store_misses for each in parts),
+        training=merged([each.training for each in parts]),
+        inference=merged([each.inference for each in parts]),
+    )

@@ -1,0 +1,144 @@
+"""Commands for a running service: ``up``, ``status``, ``usage``, ``logs``, ``stop``, ``export``, ``down``."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from joynexus.cli.light import AsJson, ServiceFile
+from joynexus.errors import ServiceError, TenantNotFoundError
+from joynexus.specs.loading import load_service
+from joynexus.specs.service import default_service
+
+if TYPE_CHECKING:
+    from joynexus.api.service import Service
+
+Named = Annotated[str | None, typer.Option("--name", help="The service's name; needed where several run.")]
+
+
+def _connect(name: str | None) -> "Service":
+    from joynexus.api.service import connect  # noqa: PLC0415  # needs Ray
+
+    return connect(name)
+
+
+def up(
+    *,
+    service: ServiceFile = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of runs and state. Default: the spec's.")] = None,
+    num_cpus: Annotated[int | None, typer.Option(help="Logical CPUs, where a Ray head is started.")] = None,
+) -> None:
+    """Start a service on the running Ray cluster; where there is none, start a Ray head on this machine first."""
+    spec = default_service() if service is None else load_service(service)
+    from joynexus.actors import cluster, head  # noqa: PLC0415
+
+    where = (root or spec.storage.root).resolve()
+    if not cluster.connect_ray(service=spec.service):
+        typer.echo("no Ray cluster here: starting a head on this machine", err=True)
+        head.start_head(where, num_cpus=num_cpus)
+        if not cluster.connect_ray(service=spec.service):
+            raise ServiceError(f"the Ray head that was started does not answer. See {where / 'ray_head.log'}.")
+    cluster.start_service(spec, where)
+    typer.echo(f"service {spec.service!r} is up: backbones {sorted(spec.backbones)}, runs in {where}")
+
+
+def down(*, name: Named = None) -> None:
+    """Stop the service with all its tenants, and the Ray head if 'joynexus up' started it."""
+    from joynexus.actors import head  # noqa: PLC0415
+
+    service = _connect(name)
+    root = service.root
+    service.shut_down()
+    typer.echo(f"service {service.name!r} is down")
+    if head.stop_head(root):
+        typer.echo("the Ray head that 'joynexus up' had started is down")
+
+
+def status(*, name: Named = None, as_json: AsJson = False) -> None:
+    """Show every tenant: state, progress, policy version, charge."""
+    from joynexus.api.follow import progress_line  # noqa: PLC0415
+
+    found = _connect(name).status()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    table = Table("tenant", "status", "progress", "version", "device s", "signature")
+    for tenant, each in found.items():
+        seconds, version = f"{each['device_seconds']:.1f}", str(each["policy_version"])
+        table.add_row(tenant, each["status"], progress_line(each), version, seconds, each["signature"][:8])
+    Console().print(table)
+
+
+def usage(*, name: Named = None, as_json: AsJson = False) -> None:
+    """Show what the engines did, and for whom: device-seconds, encoded and reused prefixes, groups."""
+    found = _connect(name).usage()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for backbone, engines in found.items():
+        for kind, each in engines.items():
+            Console().print(_usage_table(f"{backbone}: {kind}", each))
+
+
+def _usage_table(title: str, found: dict[str, Any]) -> Table:
+    table = Table("tenant", "device s", "share", title=title)
+    busy = found["busy_seconds"] or 1.0
+    for tenant, seconds in sorted(found["device_seconds"].items()):
+        table.add_row(tenant, f"{seconds:.2f}", f"{100 * seconds / busy:.1f} %")
+    table.caption = (
+        f"busy {found['busy_seconds']:.1f} s, {found['encoded']} prefixes encoded, {found['reused']} reused, "
+        f"{found['num_groups']} groups of {found['mean_tenants']:.2f} tenants and {found['mean_samples']:.1f} samples"
+    )
+    return table
+
+
+def logs(
+    tenant: Annotated[str, typer.Argument(help="Tenant.")],
+    *,
+    name: Named = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Newest lines to show.")] = 50,
+) -> None:
+    """Show a tenant's newest log lines and, if it failed, why."""
+    state = _state_of(_connect(name), tenant)
+    path = Path(state["folder"]) / "log.jsonl"
+    for line in path.read_text().splitlines()[-lines:] if path.exists() else []:
+        typer.echo(line)
+    if state["reason"]:
+        typer.echo(state["reason"], err=True)
+
+
+def stop(tenants: Annotated[list[str], typer.Argument(help="Tenants.")], *, name: Named = None) -> None:
+    """Stop tenants, and wait until nothing of them is left."""
+    service = _connect(name)
+    for tenant in tenants:
+        typer.echo(f"{tenant}: {service.stop(tenant)}")
+
+
+def export(
+    tenant: Annotated[str, typer.Argument(help="Tenant.")],
+    folder: Annotated[Path, typer.Argument(help="Where to; must not exist yet.")],
+    *,
+    name: Named = None,
+) -> None:
+    """Write a tenant's policy (its module, spec and statistics, nothing of anybody else) for use elsewhere."""
+    if folder.exists():
+        raise ServiceError(f"{folder}: exists already. Name a new folder.")
+    service = _connect(name)
+    state = _state_of(service, tenant)
+    finished = Path(state["folder"]) / "export"
+    if finished.exists():
+        shutil.copytree(finished, folder)
+    else:
+        service.tenant(tenant).export(folder).result(timeout_s=600.0)
+    typer.echo(f"{tenant}: version {state['policy_version']} written to {folder}")
+
+
+def _state_of(service: "Service", tenant: str) -> dict[str, Any]:
+    found = service.status()
+    if tenant not in found:
+        raise TenantNotFoundError(f"{tenant}: no such tenant. Known: {sorted(found)}.")
+    return found[tenant]
