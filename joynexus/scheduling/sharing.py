@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from pydantic import JsonValue
+from typing import Any
 
 from joynexus.scheduling.plan import TenantPlan
 from joynexus.specs.signature import layout_differences
@@ -16,7 +15,7 @@ class Sharing:
     tenant: str
     shares_with: tuple[str, ...]
     """Tenants whose samples can be in its forwards."""
-    differs: Mapping[str, Mapping[str, tuple[JsonValue, JsonValue]]]
+    differs: Mapping[str, Mapping[str, tuple[Any, Any]]]
     """For each other tenant: the fields of the prefix that differ, with this tenant's value and the other's."""
 
 
@@ -42,7 +41,7 @@ def sharing(plans: Sequence[TenantPlan]) -> tuple[Sharing, ...]:
     return tuple(entries)
 
 
-def _differences(first: TenantPlan, second: TenantPlan) -> dict[str, tuple[JsonValue, JsonValue]]:
+def _differences(first: TenantPlan, second: TenantPlan) -> dict[str, tuple[Any, Any]]:
     # Two names are two resident models with a trainer each, even where both are built from one spec.
     if first.backbone != second.backbone:
         return {"backbone": (first.backbone, second.backbone)}

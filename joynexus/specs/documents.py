@@ -7,9 +7,9 @@ refused, and aliases are bounded in what they expand to. Whatever is wrong is on
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, cast
 
 import yaml
-from pydantic import JsonValue
 
 from joynexus.errors import SpecError
 
@@ -19,6 +19,7 @@ MAX_VALUES = 100_000
 """Values of one document after the expansion of aliases, which can be nested into billions."""
 
 _TAG = "tag:yaml.org,2002:"
+_ODD_BREAKS = frozenset("\r\x85\u2028\u2029")
 _FIRST_CHARACTERS = list("+-.0123456789")
 _RESOLVERS: tuple[tuple[str, str, list[str] | None], ...] = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -43,7 +44,13 @@ _Composer.yaml_implicit_resolvers = {}
 class _Dumper(yaml.SafeDumper):
     """Quotes every string that either YAML version would read as something else."""
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Escape line breaks other than the usual one: unquoted, PyYAML writes them and reads spaces."""
+        style = '"' if _ODD_BREAKS.intersection(text) else None
+        return self.represent_scalar(f"{_TAG}str", text, style=style)
 
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 for _name, _pattern, _first in _RESOLVERS:
     for _class in (_Composer, _Dumper):
         _class.add_implicit_resolver(f"{_TAG}{_name}", re.compile(rf"^(?:{_pattern})\Z"), _first)
@@ -58,7 +65,7 @@ def _int(text: str) -> int:
     return int(text, 0) if is_based else int(text.replace("_", ""))
 
 
-_SCALARS: dict[str, Callable[[str], JsonValue]] = {
+_SCALARS: dict[str, Callable[[str], Any]] = {
     f"{_TAG}null": lambda _: None,
     f"{_TAG}bool": lambda text: text.lower() == "true",
     f"{_TAG}int": _int,
@@ -74,7 +81,7 @@ class _Reader:
     def __init__(self) -> None:
         self._num_values = 0
 
-    def value(self, node: yaml.Node) -> JsonValue:
+    def value(self, node: yaml.Node) -> Any:  # noqa: ANN401  # any JSON value
         self._num_values += 1
         if self._num_values > MAX_VALUES:
             raise _problem(f"aliases expand to more than {MAX_VALUES} values", node)
@@ -89,9 +96,9 @@ class _Reader:
             return self._mapping(node)
         raise _problem(f"tag {node.tag.replace(_TAG, '!!')!r} is not allowed", node)
 
-    def _mapping(self, node: yaml.MappingNode) -> dict[str, JsonValue]:
-        merged: dict[str, JsonValue] = {}
-        own: dict[str, JsonValue] = {}
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        own: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise _problem("a key is a list or a mapping", key_node)
@@ -103,18 +110,18 @@ class _Reader:
             own[key_node.value] = self.value(value_node)
         return {**merged, **own}
 
-    def _merge(self, node: yaml.Node) -> dict[str, JsonValue]:
+    def _merge(self, node: yaml.Node) -> dict[str, Any]:
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        merged: dict[str, JsonValue] = {}
+        merged: dict[str, Any] = {}
         for source in sources:
             value = self.value(source)
             if not isinstance(value, dict):
                 raise _problem("'<<' merges something that is not a mapping", source)
-            merged = {**value, **merged}
+            merged = {**cast("dict[str, Any]", value), **merged}
         return merged
 
 
-def read_documents(path: Path) -> list[JsonValue]:
+def read_documents(path: Path) -> list[Any]:
     """Read every YAML document of a file, leaving out empty ones.
 
     Args:
@@ -129,7 +136,7 @@ def read_documents(path: Path) -> list[JsonValue]:
     composer = None
     try:
         composer = _Composer(_read_text(path))
-        documents: list[JsonValue] = []
+        documents: list[Any] = []
         while composer.check_node():
             node = composer.get_node()
             assert node is not None
@@ -147,7 +154,7 @@ def read_documents(path: Path) -> list[JsonValue]:
     return documents
 
 
-def write_documents(documents: Iterable[JsonValue]) -> str:
+def write_documents(documents: Iterable[Any]) -> str:
     """Write values as YAML, so that reading them gives equal values."""
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 

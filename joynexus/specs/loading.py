@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, cast
 
-from pydantic import JsonValue, ValidationError
+from pydantic import ValidationError
 
 from joynexus.errors import SpecError, UnknownComponentError
 from joynexus.specs.base import Spec
@@ -141,7 +141,7 @@ def _only(kind: type[AnySpec], path: Path | str, what: str) -> AnySpec:
     return spec
 
 
-def _kind(data: JsonValue, source: str) -> type[TenantSpec] | type[ServiceSpec]:
+def _kind(data: object, source: str) -> type[TenantSpec] | type[ServiceSpec]:
     keys = {str(key) for key in _mapping(data, source)}
     tenant, service = (len(keys & set(spec.model_fields)) for spec in (TenantSpec, ServiceSpec))
     if tenant == service:

@@ -7,6 +7,7 @@ sees slots, not names, and a LIBERO tenant and a ManiSkill tenant with two camer
 
 import hashlib
 import json
+from typing import Any, cast
 
 from pydantic import JsonValue
 
@@ -39,7 +40,7 @@ class PrefixLayout(Spec):
         return hashlib.sha256(canonical_json(self.model_dump(mode="json")).encode()).hexdigest()
 
 
-def canonical_json(value: JsonValue) -> str:
+def canonical_json(value: object) -> str:
     """Serialise with sorted keys, no spaces and ASCII only: equal values give equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
@@ -64,15 +65,16 @@ def prefix_layout(backbone: BackboneSpec, observation: ObservationSpec) -> Prefi
     )
 
 
-def layout_differences(first: PrefixLayout, second: PrefixLayout) -> dict[str, tuple[JsonValue, JsonValue]]:
+def layout_differences(first: PrefixLayout, second: PrefixLayout) -> dict[str, tuple[Any, Any]]:
     """Return the fields in which two layouts differ, by dotted path, with both values."""
     return _differences(first.model_dump(mode="json"), second.model_dump(mode="json"), "")
 
 
-def _differences(first: JsonValue, second: JsonValue, path: str) -> dict[str, tuple[JsonValue, JsonValue]]:
-    if isinstance(first, dict) and isinstance(second, dict):
-        found: dict[str, tuple[JsonValue, JsonValue]] = {}
-        for key in sorted({*first, *second}):
-            found |= _differences(first.get(key), second.get(key), f"{path}.{key}" if path else key)
-        return found
-    return {} if first == second else {path: (first, second)}
+def _differences(first: Any, second: Any, path: str) -> dict[str, tuple[Any, Any]]:  # noqa: ANN401  # JSON values
+    if not (isinstance(first, dict) and isinstance(second, dict)):
+        return {} if first == second else {path: (first, second)}
+    mine, other = cast("dict[str, Any]", first), cast("dict[str, Any]", second)
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in sorted({*mine, *other}):
+        found |= _differences(mine.get(key), other.get(key), f"{path}.{key}" if path else key)
+    return found
