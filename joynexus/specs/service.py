@@ -38,6 +38,7 @@ class InferenceSpec(Spec):
     """The replicas of each backbone."""
 
     num_replicas: int = Field(default=1, ge=1, le=1024)
+    """Processes that serve a backbone's policies, each with a copy of the backbone."""
     max_batch_size: int = Field(default=32, ge=1, le=4096)
     """Rows of one forward."""
     max_wait_ms: float = Field(default=5.0, ge=0.0)
@@ -80,6 +81,7 @@ class HealthSpec(Spec):
     max_restarts: int = Field(default=5, ge=0)
     """Of one role within ``restart_window_s``; beyond it the role's tenant fails."""
     restart_window_s: float = Field(default=300.0, gt=0.0)
+    """Over which restarts are counted."""
     stall_s: float = Field(default=600.0, gt=0.0)
     """A workload with no progress for this long is FAILED, never left running."""
 
@@ -97,6 +99,7 @@ class QuotaSpec(Spec):
     """What one tenant may take at most."""
 
     max_env_workers: int = Field(default=64, ge=1)
+    """EnvironmentActors of one workload."""
     max_module_bytes: int = Field(default=4 << 30, ge=1)
     """Of parameters, gradients and optimizer state."""
 

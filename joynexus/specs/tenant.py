@@ -96,6 +96,7 @@ class SftSpec(Spec):
     gradient_accumulation: int = Field(default=1, ge=1)
     """Micro-batches per optimizer step."""
     optimizer: OptimizerSpec = OptimizerSpec()
+    """Of the whole action module."""
     resources: Resources = Resources(num_cpus=0.2)
     """Of the DataProducer."""
 
@@ -136,6 +137,7 @@ class EvaluationSpec(Spec):
     type: Literal["evaluation"] = "evaluation"
     environment: AnyEnvironment
     num_episodes: int = Field(default=20, ge=1)
+    """Episodes to run; episode i is the same one in every run."""
     num_workers: int = Field(default=1, ge=1)
     """EnvironmentActors; the same episodes are run whatever their number."""
     video: int = Field(default=0, ge=0)
