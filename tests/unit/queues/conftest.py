@@ -30,6 +30,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.virtual.now
 
 
+@pytest.fixture(scope="session")
+def make_loop():
+    return VirtualLoop
+
+
 @pytest.fixture
 def loop():
     loop = VirtualLoop()
@@ -67,7 +72,7 @@ def observe():
     return make_observation
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_item():
     """Items of 8 bytes a sample; from a dataset unless they have a version."""
 

@@ -708,6 +708,19 @@ def test_one_queue_serves_several_loops_one_after_the_other(make_item):
     assert [asyncio.run(turn(index)) for index in range(2)] == [["a/0/0"], ["a/0/1"]]
 
 
+def test_ping_answers_while_a_gather_is_blocked(run, queue, make_item):
+    async def main():
+        await open_lanes(queue, "a", "b")
+        gather = asyncio.create_task(queue.gather("t", {"b": 1}, max_samples=9, max_wait_s=0.0, timeout_s=50.0))
+        await asyncio.sleep(1.0)
+        await queue.put(make_item("a"))
+        answer = await queue.ping()
+        assert not gather.done()
+        return answer
+
+    assert run(main()) == {"a": 1, "b": 0}
+
+
 def test_answers_cross_processes(run, queue, make_item):
     async def main():
         await open_lanes(queue, "a")
