@@ -25,7 +25,7 @@ from ray.exceptions import RayError
 from joynexus.actors import names
 from joynexus.errors import ServiceError
 from joynexus.models.backbone import load_backbone
-from joynexus.observability.records import progress_metrics
+from joynexus.observability.records import progress_metrics, result_metrics
 from joynexus.observability.sinks import MetricsWriter
 from joynexus.queues.training_queue import Lease
 from joynexus.specs.service import ServiceSpec
@@ -67,7 +67,6 @@ class TrainingActor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._metrics: dict[str, MetricsWriter] = {}
-        self._staleness: dict[str, int] = {}
         self._fault: str | None = None
         self._renewed_at = 0.0
 
@@ -134,16 +133,14 @@ class TrainingActor:
 
     def _note(self, outcome: StepOutcome) -> None:
         """Write metrics down, and let the queue drop what a new version makes too old to be learnt from."""
-        for tenant, values in outcome.metrics.items():
-            progress = self._runtime.progress()[tenant]
-            self._metrics[tenant].write(
-                progress.steps, progress_metrics(progress), labels={"workload": progress.workload}
-            )
-        for tenant, version in outcome.versions.items():
-            staleness = self._staleness.get(tenant)
-            if staleness is not None and self._loop is not None and version > staleness:
-                coroutine = self._send_min_version(tenant, version - staleness)
-                asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        for tenant, result in outcome.results.items():
+            progress = outcome.progress.get(tenant)
+            values = result_metrics(result) | ({} if progress is None else progress_metrics(progress))
+            labels = {} if progress is None else {"workload": progress.workload}
+            self._metrics[tenant].write(result.optimizer_steps, values, labels=labels)
+        for tenant, version in outcome.oldest_useful.items():
+            if self._loop is not None:
+                asyncio.run_coroutine_threadsafe(self._send_min_version(tenant, version), self._loop)
 
     async def _send_min_version(self, tenant: str, version: int) -> None:
         try:
@@ -261,17 +258,11 @@ class TrainingActor:
     def _close(self, tenant: str) -> None:
         self._runtime.close_tenant(tenant)
         self._metrics.pop(tenant).close()
-        self._staleness.pop(tenant, None)
 
     async def start_workload(self, tenant: str, index: int, workload: SftSpec | RlSpec) -> WorkloadProgress:
         """Begin a training workload, or tell how far it is."""
-        return await self._command(lambda: self._begin(tenant, index, workload))
+        return await self._command(lambda: self._runtime.start_workload(tenant, index, workload))
 
-    def _begin(self, tenant: str, index: int, workload: SftSpec | RlSpec) -> WorkloadProgress:
-        self._staleness.pop(tenant, None)
-        if isinstance(workload, RlSpec):
-            self._staleness[tenant] = workload.rollout.max_staleness
-        return self._runtime.start_workload(tenant, index)
 
     async def next_sequence(self, tenant: str) -> int:
         """Return the number that the tenant's next training call has to bear."""

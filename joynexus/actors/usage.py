@@ -5,7 +5,6 @@ living, and so never loses a device-second for which a tenant was charged.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from joynexus.actors import names
@@ -39,9 +38,11 @@ def merge_usage(counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return total
 
 
-def as_mapping(usage: Any) -> dict[str, Any]:  # noqa: ANN401  # an engine's own dataclass
+def as_mapping(usage: Any) -> dict[str, Any]:  # noqa: ANN401  # the usage of either engine
     """Turn an engine's usage into plain values."""
-    return asdict(usage) if is_dataclass(usage) and not isinstance(usage, type) else dict(usage)
+    groups = [{"time_s": each.time_s, "tenants": each.tenants, "samples": each.samples} for each in usage.groups]
+    counts = {key: getattr(usage, key) for key in (*SUMMED, *AVERAGED)}
+    return {**counts, "device_seconds": dict(usage.device_seconds), "groups": groups}
 
 
 class UsageBook:
