@@ -162,7 +162,7 @@ def tenant_error(slot: TrainingSlot, error: Exception) -> JoyNexusError:
     """
     if isinstance(error, JoyNexusError):
         log.warning("tenant %s at version %d: %s", slot.tenant, slot.version, error)
-        return type(error)(str(error))
+        return type(error)(f"tenant {slot.tenant!r}: {error}")
     log.warning("tenant %s at version %d failed", slot.tenant, slot.version, exc_info=error)
     if isinstance(error, torch.OutOfMemoryError) and torch.accelerator.is_available():
         torch.accelerator.memory.empty_cache()

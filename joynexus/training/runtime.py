@@ -10,11 +10,11 @@ progress, and nobody else's. Only ``submit``, ``progress`` and ``usage`` may be 
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from joynexus.errors import TenantExistsError, TenantNotFoundError
-from joynexus.specs.tenant import TenantSpec
+from joynexus.specs.tenant import RlSpec, SftSpec, TenantSpec
 from joynexus.training.engine import TrainingEngine
 from joynexus.training.export import write_export
 from joynexus.training.run_folder import RunFolder
@@ -33,8 +33,12 @@ class StepOutcome:
     """Items that the queue can forget: their effect is in a durable checkpoint."""
     versions: dict[str, int]
     """Tenants with a new policy version."""
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
-    """Of each tenant's optimizer step (SFT) or iteration (RL) that ended in this step; at most one per tenant."""
+    oldest_useful: dict[str, int]
+    """Of those tenants, the lowest version that is still learnt from: the queue can drop what is older."""
+    results: dict[str, TrainingResult]
+    """Of each tenant's learner, the call that was answered."""
+    progress: dict[str, WorkloadProgress]
+    """Of each tenant whose optimizer step (SFT) or iteration (RL) ended."""
 
 
 class TrainingRuntime:
@@ -76,7 +80,7 @@ class TrainingRuntime:
         """
         known = self._runs.get(spec.tenant)
         if known is not None:
-            if known.spec == spec and known.folder.folder == folder:
+            if known.is_of(spec, folder):
                 return
             raise TenantExistsError(f"tenant {spec.tenant!r}: is open with another spec. Close it first.")
         self._engine.open_slot(spec.tenant, spec.policy, seed=spec.seed, weight=spec.weight, stats=stats)
@@ -98,12 +102,13 @@ class TrainingRuntime:
         self._runs = {name: run for name, run in self._runs.items() if name != tenant}
         self._engine.close_slot(tenant)
 
-    def start_workload(self, tenant: str, index: int) -> WorkloadProgress:
+    def start_workload(self, tenant: str, index: int, workload: SftSpec | RlSpec | None = None) -> WorkloadProgress:
         """Begin a training workload, or tell how far it is; harmless when repeated.
 
         Args:
             tenant: Whose.
-            index: Of an ``sft`` or ``rl`` workload in the tenant's spec.
+            index: Of an ``sft`` or ``rl`` workload.
+            workload: What it is; None takes it from the tenant's spec.
 
         Returns:
             Its progress; ``next_ordinal`` says where the producers have to begin.
@@ -113,7 +118,7 @@ class TrainingRuntime:
             SpecError: If there is no such training workload.
             SequenceConflictError: If another one runs.
         """
-        return self._run(tenant).start(index)
+        return self._run(tenant).start(index, workload)
 
     # ---- the loop
 
@@ -142,11 +147,14 @@ class TrainingRuntime:
             run.submit_next()
         answered = self._engine.step()
         advances = {run.tenant: run.take_result() for run in runs}
+        changed = {tenant: each for tenant, each in advances.items() if each.version is not None}
         return StepOutcome(
             did_work=answered > 0,
             acknowledged=[item for each in advances.values() for item in each.settled],
-            versions={tenant: each.version for tenant, each in advances.items() if each.version is not None},
-            metrics={tenant: each.metrics for tenant, each in advances.items() if each.metrics is not None},
+            versions={tenant: each.version for tenant, each in changed.items() if each.version is not None},
+            oldest_useful={tenant: each.oldest_useful for tenant, each in changed.items()},
+            results={tenant: each.result for tenant, each in advances.items() if each.result is not None},
+            progress={tenant: each.progress for tenant, each in advances.items() if each.progress is not None},
         )
 
     # ---- the tenants' low-level calls
@@ -164,6 +172,10 @@ class TrainingRuntime:
     def next_sequence(self, tenant: str) -> int:
         """Return the number that the tenant's next call must have."""
         return self._engine.status(tenant).next_sequence
+
+    def version(self, tenant: str) -> int:
+        """Return the tenant's newest version."""
+        return self._engine.status(tenant).version
 
     def sync_weights(self, tenant: str) -> int:
         """Make a tenant's present parameters a new policy version: durable, then published.

@@ -13,12 +13,13 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pydantic import JsonValue
 
 from joynexus.errors import CheckpointError, SequenceConflictError, SpecError
 from joynexus.specs.registry import load_implementation
-from joynexus.specs.tenant import EvaluationSpec, RlSpec, TenantSpec
+from joynexus.specs.tenant import EvaluationSpec, RlSpec, SftSpec, TenantSpec
 from joynexus.training.engine import TrainingEngine
 from joynexus.training.learners.base import Boundary, Learner
 from joynexus.training.learners.sft import SftLearner
@@ -33,12 +34,16 @@ log = logging.getLogger(__name__)
 class Advance:
     """What one step changed for a tenant."""
 
+    result: TrainingResult | None = None
+    """Of the learner's call, if one was answered."""
+    progress: WorkloadProgress | None = None
+    """If an optimizer step (SFT) or an iteration (RL) ended."""
     settled: list[str] = field(default_factory=list[str])
     """Items whose effect is in a durable checkpoint, or that were dropped."""
     version: int | None = None
     """The new policy version, if there is one."""
-    metrics: dict[str, float] | None = None
-    """Of the optimizer step (SFT) or iteration (RL) that ended."""
+    oldest_useful: int = 0
+    """Lowest version that the learner still learns from; only with a new version."""
 
 
 class TenantRun:
@@ -66,9 +71,15 @@ class TenantRun:
         """Newest training workload; in a resumed run, that of the checkpoint, before it is started again."""
         self._learner_state: dict[str, JsonValue] | None = None
         """Of that workload, at its last checkpoint."""
+        self._is_finished = True
+        """Whether that workload is over, be it failed."""
         self._published_steps = 0
         """Optimizer steps in the newest version."""
         self._resume()
+
+    def is_of(self, spec: TenantSpec, folder: Path) -> bool:
+        """Whether it is the run of this tenant in this folder; workloads may have come since it was opened."""
+        return self.folder.folder == folder and self.spec == spec.model_copy(update={"workloads": self.spec.workloads})
 
     # ---- versions
 
@@ -93,23 +104,23 @@ class TenantRun:
 
     # ---- the workload
 
-    def start(self, index: int) -> WorkloadProgress:
+    def start(self, index: int, workload: SftSpec | RlSpec | None = None) -> WorkloadProgress:
         """Begin a workload, or go on with it; harmless when repeated.
+
+        Args:
+            index: Of the workload.
+            workload: What it is, where the tenant's spec does not hold it.
 
         Raises:
             SpecError: If there is no such workload, or it does not train.
             SequenceConflictError: If another one is not finished.
         """
-        if not 0 <= index < len(self.spec.workloads) or isinstance(self.spec.workloads[index], EvaluationSpec):
-            raise SpecError(
-                f"tenant {self.tenant!r}: workload {index} is no training workload; it has {len(self.spec.workloads)}. "
-                "Give the index of an 'sft' or 'rl' workload."
-            )
+        spec = self._with_workload(index, workload)
         if index < self._workload:
-            return self._ended(index)
+            return self._ended(spec, index)
         if self._learner is None or index > self._workload:
             self.check_idle(f"start_workload {index}")
-            self._start(index)
+            self._start(spec, index)
         assert self._progress is not None
         return self._progress
 
@@ -163,19 +174,20 @@ class TenantRun:
         future, self._under_way = self._under_way, None
         try:
             before = 0 if self._progress is None else self._progress.iterations
-            boundary = self._learner.on_result(future.result())
-            advance = self._pass(self._learner, boundary)
+            result = future.result()
+            advance = self._pass(self._learner, self._learner.on_result(result))
             progress = self._look(self._learner)
         except Exception as error:  # noqa: BLE001  # the tenant's boundary
             self._fail(error)
             return Advance()
-        advance.metrics = dict(progress.metrics) if progress.iterations > before else None
+        advance.result = result
+        advance.progress = progress if progress.iterations > before else None
         return advance
 
     @property
     def is_busy(self) -> bool:
         """Whether a workload runs."""
-        return self._learner is not None and self._error is None and not (self._progress and self._progress.finished)
+        return self._learner is not None and not self._is_finished
 
     def check_idle(self, what: str) -> None:
         """Refuse what would disturb a running workload.
@@ -195,16 +207,28 @@ class TenantRun:
 
     # ---- inside
 
-    def _start(self, index: int) -> None:
+    def _with_workload(self, index: int, workload: SftSpec | RlSpec | None) -> TenantSpec:
+        """Return the tenant's spec with this workload in its place; those before it are never looked at."""
+        workloads = self.spec.workloads
+        if workload is not None:
+            filled = (*workloads, *[workload] * (index - len(workloads)))
+            return self.spec.model_copy(update={"workloads": (*filled[:index], workload)})
+        if not 0 <= index < len(workloads) or isinstance(workloads[index], EvaluationSpec):
+            raise SpecError(
+                f"tenant {self.tenant!r}: workload {index} is no training workload; its spec has {len(workloads)}. "
+                "Give the index of an 'sft' or 'rl' workload, or the workload itself."
+            )
+        return self.spec
+
+    def _start(self, spec: TenantSpec, index: int) -> None:
         is_resumed = index == self._workload
         if not is_resumed:
-            if self._learner is None and self._workload >= 0 and not self._was_finished():
-                log.warning(
-                    "tenant %s: workload %d starts, its checkpoint was within %d", self.tenant, index, self._workload
-                )
+            if not self._is_finished:
+                before = self._workload
+                log.warning("tenant %s: workload %d starts, though %d had not ended", self.tenant, index, before)
             self._engine.reset_optimizer(self.tenant)
             self._error = None
-        learner = _build_learner(self.spec, index)
+        learner = _build_learner(spec, index)
         learner.version = self._engine.status(self.tenant).version
         if is_resumed and self._learner_state is not None:
             learner.restore(self._learner_state)
@@ -212,15 +236,16 @@ class TenantRun:
         self._learner = learner
         self._look(learner)
 
-    def _ended(self, index: int) -> WorkloadProgress:
+    def _ended(self, spec: TenantSpec, index: int) -> WorkloadProgress:
         """Describe a workload that is over, of which nothing else is kept."""
-        blank = _build_learner(self.spec, index).progress()
+        blank = _build_learner(spec, index).progress()
         version = self._engine.status(self.tenant).version
         steps = blank.target if blank.kind == "sft" else blank.steps
         return dataclasses.replace(blank, steps=steps, iterations=blank.target, policy_version=version, finished=True)
 
     def _look(self, learner: Learner) -> WorkloadProgress:
         self._progress = dataclasses.replace(learner.progress(), error=self._error)
+        self._is_finished = self._progress.finished or self._error is not None
         return self._progress
 
     def _pass(self, learner: Learner, boundary: Boundary) -> Advance:
@@ -230,11 +255,13 @@ class TenantRun:
         if boundary.publish:
             learner.version = self._engine.advance_version(self.tenant)
         self._learner_state = learner.state()
+        self._look(learner)
         self._save(is_published=boundary.publish)
         settled = learner.take_settled()
         if boundary.publish:
             self._publications.publish(self._engine.snapshot(self.tenant))
-        return Advance(settled=settled, version=learner.version if boundary.publish else None)
+            return Advance(settled=settled, version=learner.version, oldest_useful=learner.oldest_useful())
+        return Advance(settled=settled)
 
     def _new_version(self, *, beyond: int = 0) -> int:
         version = self._engine.advance_version(self.tenant, beyond=beyond)
@@ -252,6 +279,7 @@ class TenantRun:
             "workload": self._workload,
             "learner": self._learner_state,
             "error": self._error,
+            "finished": self._is_finished,
             "published_steps": self._published_steps,
         }
         place = self.folder.checkpoint(steps=status.optimizer_steps, version=status.version)
@@ -262,6 +290,7 @@ class TenantRun:
         version = self._engine.status(self.tenant).version
         log.error("tenant %s at version %d: workload %d failed", self.tenant, version, self._workload, exc_info=error)
         self._error = f"{type(error).__name__}: {error}"
+        self._is_finished = True
         if self._progress is not None:
             self._progress = dataclasses.replace(self._progress, error=self._error)
 
@@ -294,14 +323,9 @@ class TenantRun:
         self._workload = workload if isinstance(workload, int) else -1
         self._learner_state = state if isinstance(state, dict) else None
         self._published_steps = steps if isinstance(steps, int) else 0
+        self._is_finished = extra.get("finished") is True
         error = extra.get("error")
         self._error = error if isinstance(error, str) else None
-
-    def _was_finished(self) -> bool:
-        learner = _build_learner(self.spec, self._workload)
-        if self._learner_state is not None:
-            learner.restore(self._learner_state)
-        return learner.progress().finished
 
 
 def _build_learner(spec: TenantSpec, index: int) -> Learner:

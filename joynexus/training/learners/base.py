@@ -94,6 +94,10 @@ class Learner(ABC):
     def restore(self, state: Mapping[str, JsonValue]) -> None:
         """Go on from a state; only on a new learner of the same workload."""
 
+    def oldest_useful(self) -> int:
+        """Return the lowest policy version whose samples it still learns from."""
+        return 0
+
     def take_settled(self) -> list[str]:
         """Return, once, the items that are done with; called when a checkpoint with their effect is durable."""
         settled, self._settled = self._settled, []

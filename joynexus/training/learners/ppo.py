@@ -92,6 +92,10 @@ class PpoLearner(Learner):
         self._waiting[item.ordinal] = item
         return "ok"
 
+    def oldest_useful(self) -> int:
+        """Return the lowest policy version that is not too stale."""
+        return max(self.version - self._spec.rollout.max_staleness, 0)
+
     def next_call(self) -> LearnerCall | None:
         """Return the next minibatch; begins an update once enough episodes wait."""
         if self._is_under_way:
@@ -203,7 +207,7 @@ class PpoLearner(Learner):
         self._iteration += 1
 
     def _is_stale(self, item: LaneItem) -> bool:
-        return self.version - item.policy_version > self._spec.rollout.max_staleness
+        return item.policy_version < self.oldest_useful()
 
     def _drop_stale(self, item: LaneItem) -> None:
         self._dropped_stale += 1
