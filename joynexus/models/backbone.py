@@ -18,8 +18,8 @@ class Backbone(nn.Module, ABC):
 
     Every parameter has ``requires_grad=False`` and the module stays in ``eval()``: calling ``train()`` leaves it
     there. ``prefix`` runs under ``no_grad``, not ``inference_mode``, whose tensors can't enter a trainable graph.
-    A row's features do not depend on the other rows, on their order or on their number: implementations run
-    chunks of exactly ``spec.chunk_size`` rows, padded with dummies.
+    A row's features do not depend on the other rows, on their order or on their number: implementations give
+    the numbers of chunks of exactly ``spec.chunk_size`` rows (see :mod:`joynexus.models.chunks`).
     """
 
     spec: BackboneSpec
@@ -79,7 +79,7 @@ class Backbone(nn.Module, ABC):
         digest = hashlib.sha256()
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
 
