@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 Status = Literal["PENDING", "RUNNING", "COMPLETED", "INCOMPLETE", "FAILED", "STOPPED"]
 """INCOMPLETE: an evaluation in which episodes were lost to simulator faults."""
@@ -44,7 +44,7 @@ class WorkloadReport:
     @classmethod
     def from_results(
         cls, workload: str, status: Status, results: Mapping[str, Any], *, error: str | None = None
-    ) -> Self:
+    ) -> "WorkloadReport":
         """Make a report of what a workload's learner or evaluation says of itself.
 
         Args:
@@ -63,7 +63,7 @@ class WorkloadReport:
         return cls.from_json({**values, **optional, "type": workload, "status": status})
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
+    def from_json(cls, values: Mapping[str, Any]) -> "WorkloadReport":
         """Read what ``to_json`` wrote."""
         rest = dict(values)
         count = rest.pop(_COUNTS.get(rest["type"], "count"), 0)
@@ -102,7 +102,7 @@ class TenantReport:
         return {**values, **{name: value for name, value in self.details.items() if name not in values}}
 
     @classmethod
-    def from_json(cls, tenant: str, values: Mapping[str, Any]) -> Self:
+    def from_json(cls, tenant: str, values: Mapping[str, Any]) -> "TenantReport":
         """Read what ``to_json`` wrote."""
         rest = dict(values)
         workloads = tuple(WorkloadReport.from_json(each) for each in rest.pop("workloads", []))
@@ -151,7 +151,7 @@ class ServiceReport:
         }
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
+    def from_json(cls, values: Mapping[str, Any]) -> "ServiceReport":
         """Read what ``to_json`` wrote."""
         groups, store = values["group_batches"], values["prefix_store"]
         return cls(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from joynexus.observability.metrics import check_name
 
@@ -98,7 +98,7 @@ class MetricsWriter:
     def write(
         self,
         step: int,
-        values: Mapping[str, float],
+        values: Mapping[str, float | int],
         *,
         time_s: float | None = None,
         labels: Mapping[str, Any] | None = None,
@@ -129,7 +129,7 @@ class MetricsWriter:
             self._events.close()
             self._events = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "MetricsWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -143,7 +143,7 @@ class _TensorBoard:
         self._writer, self._event, self._summary = writer, event, summary
 
     @classmethod
-    def open(cls, folder: Path) -> Self | None:
+    def open(cls, folder: Path) -> "_TensorBoard | None":
         """Return a writer; None where TensorBoard is not installed."""
         try:
             writers = import_module("tensorboard.summary.writer.event_file_writer")
@@ -154,7 +154,7 @@ class _TensorBoard:
             return None
         return cls(writers.EventFileWriter(str(folder)), event, summary)
 
-    def write(self, step: int, values: Mapping[str, float], time_s: float) -> None:
+    def write(self, step: int, values: Mapping[str, float | int], time_s: float) -> None:
         points = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._writer.add_event(self._event(wall_time=time_s, step=step, summary=self._summary(value=points)))
 

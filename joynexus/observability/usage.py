@@ -5,7 +5,7 @@ notices when one started anew, so that a restart neither loses a second nor char
 """
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 
 class UsageLedger:
@@ -58,7 +58,7 @@ class UsageLedger:
         return {"totals": self.by_tenant(), "readings": {name: dict(each) for name, each in self._readings.items()}}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
+    def from_json(cls, values: Mapping[str, Any]) -> "UsageLedger":
         """Read what ``to_json`` wrote."""
         ledger = cls()
         ledger._totals = {tenant: dict(kinds) for tenant, kinds in values["totals"].items()}

@@ -29,9 +29,9 @@ class NodeResources:
     """One living node, or one that the autoscaler may add."""
 
     name: str
-    total: Mapping[str, float]
+    total: Mapping[str, float | int]
     """By Ray's names: ``CPU``, ``GPU``, ``memory`` in bytes, custom ones."""
-    available: Mapping[str, float] | None = None
+    available: Mapping[str, float | int] | None = None
     """What nobody has reserved; None where it is not known, and then all counts as available."""
 
 
@@ -83,7 +83,7 @@ def _amounts(resources: Resources) -> Amounts:
     return {name: amount for name, amount in _units({**named, **resources.custom}).items() if amount > 0}
 
 
-def _units(amounts: Mapping[str, float]) -> Amounts:
+def _units(amounts: Mapping[str, float | int]) -> Amounts:
     return {name: round(amount * UNIT) for name, amount in amounts.items()}
 
 

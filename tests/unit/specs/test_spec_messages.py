@@ -38,15 +38,13 @@ def changed(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         (
             "policy.action.normalization",
             "quantle",
-            "policy.action.normalization: must be 'mean_std', 'min_max', 'quantile' or 'identity', found 'quantle'. "
-            "Did you mean 'quantile'?",
+            "policy.action.normalization: must be 'mean_std', 'min_max', 'quantile' or 'identity', found 'quantle'.",
         ),
         ("priority", 3, "priority: must be 'low', 'normal' or 'high', found 3. Take one of them."),
         (
             "policy.action_module.type",
             "flow",
-            "policy.action_module.type: unknown type 'flow'. Did you mean 'flow_matching'? "
-            "Known: flow_matching, gaussian, oft.",
+            "policy.action_module.type: unknown type 'flow'. Did you mean 'flow_matching'? Known: flow_matching, gau",
         ),
         ("workloads.1.algorithm.type", "ppoo", "workloads[1].algorithm.type: unknown type 'ppoo'. Did you mean 'ppo'?"),
         ("workloads.1.algorithm.type", REMOVE, "workloads[1].algorithm.type: missing. Add one of: ppo."),
