@@ -20,6 +20,7 @@ import torch
 from joynexus.data.demonstrations import DemonstrationRecipe
 from joynexus.data.maniskill_file import DIGEST_KEY
 from joynexus.errors import AssetsMissingError, DatasetError, JoyNexusError, SimulatorError, SpecError
+from joynexus.specs.messages import suggest
 
 Report = Callable[[dict[str, Any]], None]
 Tree = dict[str, Any]
@@ -75,6 +76,8 @@ class Stage(ActionLog):
         """Render every visited state once; one array [time, height, width, 3] per camera."""
         base: Any = self.unwrapped
         frames: dict[str, list[np.ndarray[Any, Any]]] = {camera: [] for camera in cameras}
+        for unseen in set(base.scene.sensors) - set(cameras):
+            del base.scene.sensors[unseen]  # rendering costs the same for every camera
         for state in self.states:
             base.set_state_dict(_tensors(state))
             seen = base._get_obs_sensor_data()  # noqa: SLF001  # get_obs would also read proprioception
@@ -135,7 +138,7 @@ def _planner(task: str) -> Callable[..., Any]:
     solutions: dict[str, Callable[..., Any]]
     solutions = import_module("mani_skill.examples.motionplanning.panda.run").MP_SOLUTIONS
     if task not in solutions:
-        raise SpecError(f"demonstrations: ManiSkill has no planner for task {task!r}. Take one of {sorted(solutions)}.")
+        raise SpecError(f"demonstrations: ManiSkill has no planner for task {task!r}. {suggest(task, solutions)}")
     return solutions[task]
 
 

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
 import typer
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from joynexus import errors
 from joynexus.data.maniskill_file import DIGEST_KEY, read_trajectories
-from joynexus.errors import DatasetError, JoyNexusError, SimulatorError
+from joynexus.errors import DatasetError, JoyNexusError, SimulatorError, SpecError
 from joynexus.specs.base import Spec
+from joynexus.specs.messages import describe_errors
 from joynexus.types import ViewSpec
 
 ControlMode = Literal[
@@ -77,8 +78,8 @@ def generate_demonstrations(  # noqa: PLR0913  # a recipe, by keyword
     *,
     num_episodes: int,
     view: ViewSpec = DEFAULT_VIEW,
-    control_mode: ControlMode = "pd_ee_delta_pose",
-    shader: Literal["minimal", "default"] = "minimal",
+    control_mode: str = "pd_ee_delta_pose",
+    shader: str = "minimal",
     robot: str | None = None,
     seed: int = 0,
     overwrite: bool = False,
@@ -96,8 +97,8 @@ def generate_demonstrations(  # noqa: PLR0913  # a recipe, by keyword
         out_dir: Folder for ``<task>.h5`` and ``<task>.json``; made if missing.
         num_episodes: Successful episodes to keep.
         view: Cameras and image size.
-        control_mode: What the recorded actions mean.
-        shader: The same as in training and evaluation.
+        control_mode: What the recorded actions mean; a :data:`ControlMode`.
+        shader: ``minimal`` or ``default``; the same as in training and evaluation.
         robot: ``robot_uids``; None takes the task's own. ``panda_wristcam`` adds ``hand_camera``.
         seed: Of the first try. Evaluate on other seeds.
         overwrite: Replace a file of another recipe.
@@ -109,11 +110,11 @@ def generate_demonstrations(  # noqa: PLR0913  # a recipe, by keyword
 
     Raises:
         DatasetError: If a file of another recipe is in the way, or the planner succeeds too seldom.
-        SpecError: If the task has no planner, or a camera or control mode does not exist.
+        SpecError: If the task has no planner, a camera or control mode does not exist, or a number is out of range.
         SimulatorError: If ManiSkill or a Vulkan device is missing, or the simulator died or hung.
         AssetsMissingError: If the task needs files that are not on this machine.
     """
-    recipe = DemonstrationRecipe(
+    recipe = _recipe(
         task=task,
         num_episodes=num_episodes,
         cameras=view.cameras,
@@ -144,6 +145,14 @@ def generate_demonstrations(  # noqa: PLR0913  # a recipe, by keyword
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return target
+
+
+def _recipe(**values: object) -> DemonstrationRecipe:
+    try:
+        return DemonstrationRecipe.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(describe_errors(error, DemonstrationRecipe).lines)
+        raise SpecError(f"demonstrations of {values['task']}: {problems}") from error
 
 
 def _is_finished(target: Path, recipe: DemonstrationRecipe) -> bool:
@@ -243,7 +252,7 @@ def main(  # noqa: PLR0913  # one per option of the command line
         view = ViewSpec(cameras=tuple(camera or DEFAULT_VIEW.cameras), image_size=(size, size))
         options: dict[str, Any] = recipe | {"overwrite": overwrite, "progress": show}
         path = generate_demonstrations(task, out, num_episodes=num_episodes, view=view, **options)
-    except (JoyNexusError, ValueError) as error:
+    except JoyNexusError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     lengths = [len(each.actions) for each in read_trajectories(path, max_episodes=None).episodes]

@@ -183,7 +183,14 @@ def _state_layout(path: Path, group: Any) -> tuple[StateField, ...]:  # noqa: AN
 
 
 def _widths(group: Any) -> dict[str, int]:  # noqa: ANN401
-    return {str(key): math.prod(value.shape[1:]) for key, value in group.items() if hasattr(value, "shape")}
+    """Flattened width of every dataset below a group; nested ones are named ``outer.inner``."""
+    widths: dict[str, int] = {}
+    for key, value in group.items():
+        if isinstance(value, h5py.Dataset):
+            widths[str(key)] = math.prod(cast("tuple[int, ...]", value.shape)[1:])
+        else:
+            widths |= {f"{key}.{inner}": width for inner, width in _widths(value).items()}
+    return widths
 
 
 def _read_episode(path: Path, group: Any, info: EpisodeInfo) -> Episode:  # noqa: ANN401
@@ -206,16 +213,15 @@ def _read_episode(path: Path, group: Any, info: EpisodeInfo) -> Episode:  # noqa
 
 
 def _read_states(path: Path, group: Any, name: str, steps: int) -> Float32[Array, "t s"]:  # noqa: ANN401
-    observed = group["obs"]
     parts: list[Array] = []
-    for kind, key in maniskill_state_order(_widths(observed.get("extra", {}))):
-        place = f"{name}/obs/{kind}/{key}"
-        values = observed[kind].get(key) if kind in observed else None
+    for kind, key in maniskill_state_order(_widths(group.get("obs/extra", {}))):
+        place = f"obs/{kind}/{key.replace('.', '/')}"
+        values = group.get(place)
         if values is None or len(values) != steps + 1:
             found = None if values is None else len(values)
-            _refuse(path, f"{place} has {found} entries for {steps} actions, not {steps + 1}. Record it again")
+            _refuse(path, f"{name}/{place} has {found} entries for {steps} actions, not {steps + 1}. Record it again")
         flat = cast("Array", values[:]).reshape(steps + 1, -1).astype(np.float32)
-        parts.append(_finite(path, place, flat)[:steps])
+        parts.append(_finite(path, f"{name}/{place}", flat)[:steps])
     return np.concatenate(parts, axis=1)
 
 
