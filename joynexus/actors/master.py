@@ -22,7 +22,6 @@ from ray import serve
 from joynexus.actors import names
 from joynexus.actors.health import HealthManager
 from joynexus.actors.inference import deploy_replicas
-from joynexus.actors.lanes import TrainingQueueActor
 from joynexus.actors.placement import check_service_fits, create_group, remove_group
 from joynexus.actors.policy_store import PolicyStore
 from joynexus.actors.records import ENDED, RecordStore, TenantRecord, WorkloadRecord
@@ -31,6 +30,7 @@ from joynexus.actors.tenant_driver import DriverContext, TenantDriver
 from joynexus.actors.training import TrainingActor
 from joynexus.actors.usage import UsageBook
 from joynexus.errors import AdmissionError, JoyNexusError, ServiceError, TenantExistsError, TenantNotFoundError
+from joynexus.queues.training_queue import TrainingQueue
 from joynexus.scheduling.admission import ServiceState, admit
 from joynexus.scheduling.plan import compile_plan
 from joynexus.specs.service import ServiceSpec
@@ -94,7 +94,7 @@ class Master:
         )
         lanes = Role(
             name=names.queue(backbone),
-            actor_class=TrainingQueueActor,
+            actor_class=TrainingQueue,
             arguments=(self._spec.queue,),
             resources=queue,
             group=group,

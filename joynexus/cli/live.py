@@ -1,9 +1,9 @@
-"""Live progress of tenants: a table that refreshes on a terminal, lines that appear when something changes elsewhere."""
+"""Live progress of tenants: a table that refreshes on a terminal; elsewhere, a line when something changes."""
 
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -25,7 +25,7 @@ class LiveProgress:
         self._shown_at: dict[str, float] = {}
         self._started = time.monotonic()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "LiveProgress":
         if self._live is not None:
             self._live.start()
         return self
