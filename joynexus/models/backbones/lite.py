@@ -72,7 +72,7 @@ class LiteBackbone(Backbone):
         for name, inputs in (("vision_projection", channels), ("text_projection", TEXT_WIDTH)):
             self.register_buffer(name, torch.randn(inputs, spec.width, generator=generator) / inputs**0.5)
         self._chunks = FixedChunks(self._encode_images, spec.chunk_size)
-        self._texts: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
+        self._texts: OrderedDict[bytes, Tensor] = OrderedDict()
 
     @classmethod
     def load(cls, spec: BackboneSpec, device: torch.device) -> "LiteBackbone":
@@ -129,11 +129,10 @@ class LiteBackbone(Backbone):
 
     def _encode_texts(self, tokens: Int64[Tensor, "b l"], mask: Bool[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
         """Encode each distinct prompt by itself, and remember it: a control loop repeats one instruction for hours."""
-        ids: list[list[int]] = tokens.tolist()
-        seen: list[list[int]] = mask.tolist()
+        prompts = torch.cat([tokens, mask.long()], dim=1).cpu()
         encoded: list[Tensor] = []
-        for row in range(len(ids)):
-            key = (*ids[row], *seen[row])
+        for row in range(len(prompts)):
+            key = prompts[row].numpy().tobytes()
             if key not in self._texts:
                 states = self._text(
                     input_ids=tokens[row : row + 1], attention_mask=mask[row : row + 1].long()
