@@ -33,10 +33,11 @@ app.command()(operate.export)
 app.command()(operate.down)
 
 
-def _print_version(wanted: bool) -> None:  # noqa: FBT001  # typer calls it with the option's value
+def _print_version(wanted: bool) -> bool:  # noqa: FBT001  # typer calls it with the option's value
     if wanted:
         typer.echo(f"joynexus {joynexus.__version__}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()
