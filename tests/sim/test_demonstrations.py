@@ -47,7 +47,7 @@ def test_a_recording_is_a_dataset_with_a_contract_and_statistics(dataset: ManiSk
     assert (contract.control_mode, contract.gripper, contract.action_dim) == ("pd_ee_delta_pose", "open_positive", 7)
     assert contract.cameras == VIEW.cameras
     assert contract.image_size == VIEW.image_size
-    assert [field.name for field in contract.state] == ["qpos", "qvel", "tcp_pose"]
+    assert [field.name for field in contract.state] == ["qpos", "tcp_pose"]
     assert dataset.num_frames > 80
     action = dataset.statistics().action
     assert action is not None

@@ -24,7 +24,9 @@ def _episode(group: h5py.Group, index: int, steps: int, *, cameras: Sequence[str
     group["env_states/articulations/panda"] = np.zeros((steps + 1, 31), dtype=np.float32)
     group["env_states/actors/cube"] = np.zeros((steps + 1, 13), dtype=np.float32)
     agent = group.create_group("obs/agent", track_order=True)
-    agent["qpos"] = np.full((steps + 1, 9), index, dtype=np.float32)
+    qpos = np.full((steps + 1, 9), index, dtype=np.float32)
+    qpos[:, 8] = time
+    agent["qpos"] = qpos
     agent["qvel"] = np.broadcast_to(time[:, None], (steps + 1, 9)).copy()
     extra = group.create_group("obs/extra", track_order=True)
     extra["tcp_pose"] = np.full((steps + 1, 7), 3.0, dtype=np.float32)

@@ -51,7 +51,7 @@ def test_the_contract_tells_what_the_files_tell(write_file: Writer):
     assert contract.cameras == ("base_camera", "hand_camera")
     assert contract.image_size == (16, 24)
     layout = [(field.name, field.dim) for field in contract.state]
-    assert layout == [("qpos", 9), ("qvel", 9), ("goal_pos", 3), ("is_grasped", 1), ("tcp_pose", 7)]
+    assert layout == [("qpos", 9), ("goal_pos", 3), ("is_grasped", 1), ("tcp_pose", 7)]
     assert (contract.action_dim, contract.control_mode, contract.gripper) == (7, "pd_ee_delta_pose", "open_positive")
 
 
@@ -68,14 +68,14 @@ def test_a_gripper_sign_is_never_guessed(write_file: Writer, robot: object):
 
 def test_a_missing_camera_is_refused_by_name_when_the_policy_is_checked(write_file: Writer):
     dataset = _open(write_file(cameras=["base_camera"]))
-    policy = PolicyInterface(cameras=VIEW.cameras, image_size=VIEW.image_size, state_dim=29, action_dim=7)
+    policy = PolicyInterface(cameras=VIEW.cameras, image_size=VIEW.image_size, state_dim=20, action_dim=7)
     with pytest.raises(ContractError, match=r"\['hand_camera'\] are missing"):
         check_policy(policy, dataset.contract, owner="tenant")
 
 
 def test_another_image_size_is_refused_when_the_policy_is_checked(write_file: Writer):
     dataset = _open(write_file(size=(8, 8)))
-    policy = PolicyInterface(cameras=VIEW.cameras, image_size=VIEW.image_size, state_dim=29, action_dim=7)
+    policy = PolicyInterface(cameras=VIEW.cameras, image_size=VIEW.image_size, state_dim=20, action_dim=7)
     with pytest.raises(ContractError, match=r"image_size is \[8, 8\]"):
         check_policy(policy, dataset.contract, owner="tenant")
 
@@ -90,8 +90,8 @@ def test_samples_hold_the_frame_the_state_and_the_actions_of_one_moment(write_fi
     assert batch.sample_ids == ("traj_1/3",)
     assert batch.observation.images[0, :, 0, 0].tolist() == [[1, 3, 1], [1, 3, 0]]  # hand, then base, as in the view
     state = batch.observation.state[0]
-    assert state[:18].tolist() == [1.0] * 9 + [3.0] * 9
-    assert state[18:].tolist() == [5.0] * 3 + [1.0] + [3.0] * 7
+    assert state[:9].tolist() == [1.0] * 8 + [3.0]
+    assert state[9:].tolist() == [5.0] * 3 + [1.0] + [3.0] * 7
     np.testing.assert_allclose(batch.actions[0, :, 0], [103, 104, 105])
     assert batch.observation.instructions == ("pick up the red cube and move it to the goal",)
     assert batch.observation.image_mask.all()
@@ -126,7 +126,7 @@ def test_statistics_cover_every_sample_and_no_final_observation(write_file: Writ
     assert stats.state is not None
     assert stats.action is not None
     assert stats.state.count == stats.action.count == 10
-    assert stats.state.maximum[9] == 5.0  # qvel is the step: 6 is the final observation
+    assert stats.state.maximum[8] == 5.0  # the step: 6 is the final observation
     assert stats.action.mean[0] == pytest.approx(np.mean([0, 1, 2, 3, 100, 101, 102, 103, 104, 105]))
 
 
@@ -254,7 +254,7 @@ def test_the_first_and_last_frame_are_decoded_when_a_file_is_opened(write_file: 
         ("traj_1/actions", np.zeros((0, 7), np.float32), "no table of actions"),
         ("traj_1/obs/agent/qpos", np.zeros((10, 9), np.float32), "qpos has 10 entries for 10 actions, not 11"),
         ("traj_1/obs/agent/qpos", np.full((11, 9), np.inf, np.float32), "qpos holds NaN or infinity at step 0"),
-        ("traj_1/obs/extra/goal_pos", np.zeros((11, 2), np.float32), "state are 29 in traj_0 and 28 in traj_1"),
+        ("traj_1/obs/extra/goal_pos", np.zeros((11, 2), np.float32), "state are 20 in traj_0 and 19 in traj_1"),
         ("traj_1/success", np.zeros(3, np.bool_), "success has 3 entries"),
         ("traj_1/obs/sensor_data/base_camera/rgb", np.zeros((10, 16, 24, 3), np.uint8), "10 frames for 10 actions"),
         ("traj_1/obs/sensor_data/base_camera/rgb", np.zeros((11, 16, 24, 3), np.float32), "not uint8"),

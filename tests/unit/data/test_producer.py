@@ -17,7 +17,7 @@ Writer = Callable[..., Path]
 
 
 def _tenant(path: Path, **observed: object) -> tuple[TenantSpec, SftSpec]:
-    seen = {"cameras": ("base_camera",), "image_size": (16, 24), "state_dim": 29} | observed
+    seen = {"cameras": ("base_camera",), "image_size": (16, 24), "state_dim": 20} | observed
     policy = PolicySpec(
         backbone="lite",
         observation=ObservationSpec.model_validate(seen),
@@ -73,7 +73,7 @@ def test_an_epoch_holds_every_sample_once(write_file: Writer):
 
 def test_a_policy_that_does_not_fit_the_dataset_is_refused(write_file: Writer):
     tenant, sft = _tenant(write_file(), state_dim=8)
-    with pytest.raises(ContractError, match=r"pick-cube.*state_dim is 29"):
+    with pytest.raises(ContractError, match=r"pick-cube.*state_dim is 20"):
         ProducerEngine.open(tenant, 0, sft)
 
 
