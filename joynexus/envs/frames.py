@@ -32,6 +32,11 @@ def fit(frame: UInt8[Array, "any_h any_w 3"], image_size: tuple[int, int]) -> UI
     return np.asarray(Image.fromarray(frame).resize((width, height), Image.Resampling.BILINEAR), dtype=np.uint8)
 
 
+def rotated_180(frame: UInt8[Array, "h w 3"]) -> UInt8[Array, "h w 3"]:
+    """Turn a frame by 180 degrees: both axes are reversed. A vertical flip reverses one, and is not the same."""
+    return np.ascontiguousarray(frame[::-1, ::-1])
+
+
 def one_row(
     view: ViewSpec,
     frames: Mapping[str, Array],

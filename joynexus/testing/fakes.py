@@ -44,6 +44,7 @@ class CounterEnv(gymnasium.Env[Any, Any]):
         leak_bytes: Allocate, and keep, this many bytes at every reset.
         is_asking: Ask a question on the terminal at the first reset, as simulators do for missing assets.
         is_black: Render black frames.
+        is_repeatable: Leave the number of resets, which tells one process of an environment from the next, at 0.
         render_mode: Gymnasium's own.
     """
 
@@ -63,6 +64,7 @@ class CounterEnv(gymnasium.Env[Any, Any]):
         leak_bytes: int = 0,
         is_asking: bool = False,
         is_black: bool = False,
+        is_repeatable: bool = False,
         render_mode: str | None = None,
     ) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
@@ -80,6 +82,7 @@ class CounterEnv(gymnasium.Env[Any, Any]):
         self._leak_bytes = leak_bytes
         self._is_asking = is_asking
         self._is_black = is_black
+        self._is_repeatable = is_repeatable
         self._leaked: list[Array] = []
         self._count = 0
         self._resets = 0
@@ -121,7 +124,8 @@ class CounterEnv(gymnasium.Env[Any, Any]):
         return frame
 
     def _state(self) -> Array:
-        return np.asarray([self._count, self._resets, self._initial_state, self._seed], dtype=np.float32)
+        resets = 0 if self._is_repeatable else self._resets
+        return np.asarray([self._count, resets, self._initial_state, self._seed], dtype=np.float32)
 
 
 def _raise() -> None:
