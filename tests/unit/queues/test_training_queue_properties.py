@@ -23,6 +23,7 @@ operations = st.one_of(
     st.tuples(st.just("put_again"), tenants, numbers),
     st.tuples(st.just("gather"), consumers, st.dictionaries(tenants, numbers), st.integers(1, 20)),
     st.tuples(st.just("gather"), consumers, st.just(dict.fromkeys(TENANTS, 9)), st.integers(1, 20)),
+    st.tuples(st.just("gather"), consumers, st.just({"a": 1, "b": 1}), st.just(20)),
     st.tuples(st.just("acknowledge"), consumers, tenants, numbers),
     st.tuples(st.just("release"), consumers),
     st.tuples(st.just("renew"), consumers),
@@ -199,7 +200,7 @@ class Run:
         assert dict(got) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps=st.lists(operations, min_size=10, max_size=40))
 def test_no_item_is_lost_or_handed_out_twice(make_loop, make_item, steps):
     loop = make_loop()
@@ -207,6 +208,8 @@ def test_no_item_is_lost_or_handed_out_twice(make_loop, make_item, steps):
 
     async def main():
         await run.open()
+        for tenant in "aaaabbcc":
+            await run.put(tenant, 1, None)
         for name, *arguments in steps:
             await getattr(run, name)(*arguments)
             await run.check()
