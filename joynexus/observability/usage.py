@@ -47,7 +47,7 @@ class UsageLedger:
 
     def device_seconds(self, tenant: str) -> float:
         """Return all that a tenant was charged; 0 for an unknown one."""
-        return sum(self._totals.get(tenant, {}).values())
+        return sum(self._totals.get(tenant, {}).values(), start=0.0)
 
     def by_tenant(self) -> dict[str, dict[str, float]]:
         """Return the accounts: by tenant, then by kind."""
