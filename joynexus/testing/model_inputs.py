@@ -1,0 +1,67 @@
+"""Fake inputs of any size for backbones and action modules, drawn from a seed."""
+
+import numpy as np
+import torch
+
+from joynexus.models.action_module import ModuleDims
+from joynexus.models.backbone import Backbone
+from joynexus.models.prefix import PrefixBatch, PrefixFeatures
+from joynexus.specs.tenant import ObservationSpec
+from joynexus.types import Observation
+
+WORDS = ("pick", "place", "push", "the", "red", "blue", "cube", "cup", "left", "on")
+
+
+def fake_instructions(rows: int, *, seed: int = 0) -> tuple[str, ...]:
+    """Return instructions of one to three words, so that their lengths differ."""
+    draw = np.random.default_rng(seed)
+    return tuple(" ".join(draw.choice(WORDS, size=1 + row % 3)) for row in range(rows))
+
+
+def fake_observation(spec: ObservationSpec, rows: int, *, seed: int = 0) -> Observation:
+    """Return what a policy looks at: random frames, states and instructions; nothing is masked."""
+    draw = np.random.default_rng(seed)
+    cameras = len(spec.cameras)
+    return Observation(
+        images=draw.integers(0, 256, (rows, cameras, *spec.image_size, 3), dtype=np.uint8),
+        image_mask=np.ones((rows, cameras), dtype=np.bool_),
+        state=draw.standard_normal((rows, spec.state_dim), dtype=np.float32),
+        instructions=fake_instructions(rows, seed=seed),
+    )
+
+
+def fake_prefix_batch(
+    backbone: Backbone, rows: int, *, cameras: int = 2, side: int = 64, num_tokens: int = 24, seed: int = 0
+) -> PrefixBatch:
+    """Return rows for a backbone: random square frames, prompts of several lengths, the last camera of row 0 missing.
+
+    Args:
+        backbone: Tokenises the prompts.
+        rows: Number of rows.
+        cameras: Frames per row.
+        side: Height and width of a frame, in pixels.
+        num_tokens: Token bucket.
+        seed: Of frames and prompts.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tokens, token_mask = backbone.tokenize(fake_instructions(rows, seed=seed), num_tokens)
+    images = torch.randint(256, (rows, cameras, side, side, 3), dtype=torch.uint8, generator=generator)
+    image_mask = torch.ones(rows, cameras, dtype=torch.bool)
+    image_mask[:1, -1:] = False
+    images[~image_mask] = 0
+    device = backbone.device
+    return PrefixBatch(
+        images=images.to(device),
+        image_mask=image_mask.to(device),
+        tokens=tokens.to(device),
+        token_mask=token_mask.to(device),
+    )
+
+
+def fake_prefix(dims: ModuleDims, rows: int, *, length: int = 12, seed: int = 0) -> PrefixFeatures:
+    """Return prefix features without K/V for an action module: Normal numbers, the last third of row 0 padded."""
+    generator = torch.Generator().manual_seed(seed)
+    pad = torch.zeros(rows, length, dtype=torch.bool)
+    pad[:1, -(length // 3) :] = True
+    hidden = torch.randn(rows, length, dims.prefix_dim, generator=generator)
+    return PrefixFeatures(hidden=hidden, pad=pad, signature="fake")

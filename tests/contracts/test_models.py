@@ -1,0 +1,141 @@
+"""Every registered backbone and action module keeps its promises, and broken ones are found out."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from joynexus.models.action_module import masked_row_mean
+from joynexus.models.action_modules.oft import OftModule
+from joynexus.models.backbones.smolvlm import SmolVlmBackbone
+from joynexus.specs.action_module import FlowMatchingModuleSpec, GaussianModuleSpec, OftModuleSpec
+from joynexus.specs.backbone import LiteBackboneSpec, SmolVlmBackboneSpec
+from joynexus.specs.registry import component_types
+from joynexus.testing.action_module_contracts import check_action_module
+from joynexus.testing.model_contracts import check_backbone
+from joynexus.testing.tiny import TINY_SMOLVLM
+
+BACKBONES = {
+    "lite": [
+        LiteBackboneSpec(type="lite", chunk_size=4),
+        LiteBackboneSpec(type="lite", chunk_size=2, feature_stride=16),
+    ],
+    "smolvlm": [TINY_SMOLVLM, TINY_SMOLVLM.model_copy(update={"dtype": "bfloat16"})],
+}
+"""One small instance, at least, of every registered backbone."""
+MODULES = {
+    "oft": OftModuleSpec(type="oft", hidden_dim=32, token_dim=8, max_prefix_tokens=16, num_layers=3),
+    "flow_matching": FlowMatchingModuleSpec(
+        type="flow_matching", hidden_dim=32, num_layers=2, num_heads=2, num_sampling_steps=3
+    ),
+    "gaussian": GaussianModuleSpec(type="gaussian", hidden_dim=32, token_dim=8, max_prefix_tokens=16),
+}
+"""One small instance of every registered action module."""
+
+
+def test_every_registered_type_has_an_instance_to_check():
+    assert set(BACKBONES) == set(component_types("backbones"))
+    assert set(MODULES) == set(component_types("action_modules"))
+
+
+@pytest.mark.parametrize(
+    "spec", [spec for specs in BACKBONES.values() for spec in specs], ids=lambda spec: f"{spec.type}-{spec.dtype}"
+)
+def test_backbone_keeps_its_promises(spec):
+    check_backbone(spec)
+
+
+@pytest.mark.parametrize("spec", MODULES.values(), ids=MODULES)
+def test_action_module_keeps_its_promises(spec):
+    check_action_module(spec)
+
+
+class DropoutModule(OftModule):
+    def predict(self, prefix, state):
+        return nn.functional.dropout(super().predict(prefix, state), training=self.training)
+
+
+class MultipliedMaskModule(OftModule):
+    def loss(self, prefix, state, actions, valid, generator):
+        errors = (self.predict(prefix, state) - actions).abs() * valid[..., None]
+        return masked_row_mean(errors.nan_to_num(), valid) + errors.sum() * 0
+
+
+class UntrainedModule(OftModule):
+    def __init__(self, spec, dims):
+        super().__init__(spec, dims)
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def reset_parameters(self, generator):
+        super().reset_parameters(generator)
+        nn.init.normal_(self.unused, generator=generator)
+
+
+class HalfResetModule(OftModule):
+    def reset_parameters(self, generator):
+        super().reset_parameters(generator)
+        self.leave = nn.Linear(self.leave.in_features, self.leave.out_features)
+
+
+class PoolingModule(OftModule):
+    def predict(self, prefix, state):
+        return super().predict(prefix, state) + prefix.hidden.mean()
+
+
+@pytest.mark.parametrize(
+    ("module", "promise"),
+    [
+        (DropoutModule, "global generator"),
+        (MultipliedMaskModule, "NaN at a padded step"),
+        (UntrainedModule, "no gradient reaches"),
+        (HalfResetModule, "global generator"),
+        (PoolingModule, "padded prefix positions"),
+    ],
+)
+def test_broken_action_modules_are_found_out(module, promise):
+    class Spec(OftModuleSpec):
+        implementation: ClassVar[str] = f"{__name__}:{module.__name__}"
+
+    with pytest.raises(AssertionError, match=promise):
+        check_action_module(Spec(type="oft", hidden_dim=32, token_dim=8, max_prefix_tokens=16))
+
+
+class WakefulBackbone(SmolVlmBackbone):
+    def train(self, mode=True):
+        return nn.Module.train(self, mode)
+
+
+class NeighbourlyBackbone(SmolVlmBackbone):
+    def _encode_chunk(self, rows):
+        hidden, *others = super()._encode_chunk(rows)
+        return (hidden + 1e-4 * hidden.mean(), *others)
+
+
+class PeekingBackbone(SmolVlmBackbone):
+    def _encode_chunk(self, rows):
+        hidden, *others = super()._encode_chunk(rows)
+        return (hidden + rows[0].float().mean(dim=(1, 2, 3, 4))[:, None, None], *others)
+
+
+class LearningBackbone(SmolVlmBackbone):
+    def _encode_chunk(self, rows):
+        self._norm.weight.mul_(1.001)
+        return super()._encode_chunk(rows)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "promise"),
+    [
+        (WakefulBackbone, "wakes"),
+        (NeighbourlyBackbone, "depend on"),
+        (PeekingBackbone, "behind its padding"),
+        (LearningBackbone, "depend on|changes its weights"),
+    ],
+)
+def test_broken_backbones_are_found_out(backbone, promise):
+    class Spec(SmolVlmBackboneSpec):
+        implementation: ClassVar[str] = f"{__name__}:{backbone.__name__}"
+
+    with pytest.raises(AssertionError, match=promise):
+        check_backbone(Spec(**TINY_SMOLVLM.model_dump()))
