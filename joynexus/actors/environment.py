@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict
@@ -161,7 +160,8 @@ class EnvironmentActor:
             while self._queue.waiting(name) >= enough:
                 if stop.wait(FULL_DELAY_S):
                     return None
-            return episode_start(self._tenant.seed, self._queue.take_episode(name))
+            episode = self._queue.take_episode(name, stop)
+            return None if episode is None else episode_start(self._tenant.seed, episode)
 
         in_a_row = 0
         collector = self._collector(self._open(spec.environment))
@@ -174,12 +174,10 @@ class EnvironmentActor:
                 continue
             in_a_row = 0
             self._done += 1
-            if not self._put(workload, outcome, stop):
-                return
+            self._queue.put(self._item(workload, outcome), stop)
 
-    def _put(self, workload: int, trajectory: Trajectory, stop: threading.Event) -> bool:
-        """Put a trajectory; False if the lane is closed."""
-        item = LaneItem(
+    def _item(self, workload: int, trajectory: Trajectory) -> LaneItem:
+        return LaneItem(
             item_id=f"{trajectory.tenant}/w{workload}/{trajectory.trajectory_id}",
             tenant=trajectory.tenant,
             workload=workload,
@@ -187,14 +185,6 @@ class EnvironmentActor:
             policy_version=trajectory.policy_version,
             payload=trajectory,
         )
-        while not stop.is_set():
-            answer = self._queue.put(item)
-            if answer == "closed":
-                return False
-            if answer != "full":
-                return True
-            time.sleep(FULL_DELAY_S)
-        return False
 
     # ---- evaluation
 

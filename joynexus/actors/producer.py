@@ -7,7 +7,6 @@ new producer goes on wherever the trainer says.
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 from joynexus.actors.clients import QueueClient
@@ -16,9 +15,6 @@ from joynexus.specs.contract import InterfaceContract
 from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import SftSpec, TenantSpec
 from joynexus.types import PolicyStats
-
-FULL_DELAY_S = 0.02
-"""Pause after the lane answered that it is full."""
 
 
 class DataProducer:
@@ -76,15 +72,7 @@ class DataProducer:
         try:
             for ordinal in range(first, engine.num_items):
                 self._next = ordinal
-                item = engine.item(ordinal)
-                while not stop.is_set():
-                    answer = self._queue.put(item)
-                    if answer in ("ok", "duplicate"):
-                        break
-                    if answer in ("stale", "closed"):
-                        return
-                    time.sleep(FULL_DELAY_S)
-                if stop.is_set():
+                if self._queue.put(engine.item(ordinal), stop) in (None, "stale"):
                     return
         except Exception as error:  # noqa: BLE001  # a thread's error has to reach whoever asks
             self._error = f"{type(error).__name__}: {error}"

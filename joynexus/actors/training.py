@@ -263,7 +263,6 @@ class TrainingActor:
         """Begin a training workload, or tell how far it is."""
         return await self._command(lambda: self._runtime.start_workload(tenant, index, workload))
 
-
     async def next_sequence(self, tenant: str) -> int:
         """Return the number that the tenant's next training call has to bear."""
         return await self._command(lambda: self._runtime.next_sequence(tenant))

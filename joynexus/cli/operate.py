@@ -21,7 +21,7 @@ Named = Annotated[str | None, typer.Option("--name", help="The service's name; n
 
 
 def _connect(name: str | None) -> "Service":
-    from joynexus.api.service import connect  # noqa: PLC0415  # needs Ray
+    from joynexus.api.service import connect  # needs Ray
 
     return connect(name)
 
@@ -34,7 +34,7 @@ def up(
 ) -> None:
     """Start a service on the running Ray cluster; where there is none, start a Ray head on this machine first."""
     spec = default_service() if service is None else load_service(service)
-    from joynexus.actors import cluster, head  # noqa: PLC0415
+    from joynexus.actors import cluster, head
 
     where = (root or spec.storage.root).resolve()
     if not cluster.connect_ray(service=spec.service):
@@ -48,7 +48,7 @@ def up(
 
 def down(*, name: Named = None) -> None:
     """Stop the service with all its tenants, and the Ray head if 'joynexus up' started it."""
-    from joynexus.actors import head  # noqa: PLC0415
+    from joynexus.actors import head
 
     service = _connect(name)
     root = service.root
@@ -60,7 +60,7 @@ def down(*, name: Named = None) -> None:
 
 def status(*, name: Named = None, as_json: AsJson = False) -> None:
     """Show every tenant: state, progress, policy version, charge."""
-    from joynexus.api.follow import progress_line  # noqa: PLC0415
+    from joynexus.api.follow import progress_line
 
     found = _connect(name).status()
     if as_json:

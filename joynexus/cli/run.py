@@ -35,7 +35,7 @@ def run(
     """
     tenants = load_tenants(files)
     spec = default_service() if service is None else load_service(service)
-    from joynexus.api.session import run_isolated, run_shared  # noqa: PLC0415  # needs Ray
+    from joynexus.api.session import run_isolated, run_shared  # needs Ray
 
     console = Console(stderr=True)
     with _stoppable():
@@ -79,15 +79,15 @@ class _Progress:
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def follow(self, service: "Service", tenants: Sequence[str]) -> Any:  # noqa: ANN401
-        from joynexus.api.follow import follow  # noqa: PLC0415
-        from joynexus.cli.live import LiveProgress  # noqa: PLC0415
+        from joynexus.api.follow import follow
+        from joynexus.cli.live import LiveProgress
 
         with _stoppable(), LiveProgress(self.console) as live:  # again: Ray's start puts handlers of its own in place
             return follow(service, tenants, show=live.show)
 
 
 def _finish(outcome: Any, json_out: Path | None) -> None:  # noqa: ANN401
-    from joynexus.observability.summary import summary_table  # noqa: PLC0415
+    from joynexus.observability.summary import summary_table
 
     if json_out is not None and str(json_out) == "-":
         typer.echo(outcome.summary_json())

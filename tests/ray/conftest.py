@@ -11,9 +11,9 @@ import joynexus
 from joynexus.actors import cluster
 from joynexus.api import Service
 from joynexus.specs.algorithm import PpoSpec
+from joynexus.specs.base import Resources
 from joynexus.specs.environment import GymSpec
 from joynexus.specs.service import HealthSpec, InferenceSpec, ServiceSpec, TrainingSpec
-from joynexus.specs.base import Resources
 from joynexus.specs.tenant import EvaluationSpec, RlSpec, RolloutSpec, TenantSpec
 from joynexus.testing.fakes import COUNTER
 from joynexus.testing.tiny import TINY_SMOLVLM
@@ -92,5 +92,3 @@ def leftovers(tenant: str) -> list[str]:
     actors = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
     groups = [each["name"] for each in placement_group_table().values() if each["state"] != "REMOVED"]
     return [name for name in [*actors, *groups] if f":{tenant}:" in f":{name}:"]
-
-

@@ -12,13 +12,16 @@ from joynexus.actors import names
 from joynexus.actors.roles import find_role
 from joynexus.api import Run, Service
 
+ITERATIONS = 16
+"""Enough that a fault comes in the middle, few enough that a test is short."""
+
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
 
 def kill_role(service: Service, name: str) -> None:
     """Kill -9 the process of a role."""
     handle = find_role(name, service.namespace)
-    pid: int = ray.get(handle.__ray_call__.remote(lambda self: os.getpid()))  # noqa: ARG005
+    pid: int = ray.get(handle.__ray_call__.remote(lambda self: os.getpid()))
     os.kill(pid, signal.SIGKILL)
 
 
@@ -38,15 +41,17 @@ def check_completed(run: Run, iterations: int) -> None:
 @pytest.fixture
 def runs(service: Service, request: pytest.FixtureRequest) -> tuple[Run, Run]:
     """Two tenants in the middle of training: one that a fault is aimed at, one beside it."""
-    iterations, slow = 30, counter(num_envs=1, step_s=0.01)
-    label = request.node.name.removeprefix("test_").replace("_", "-")[:20]
+    iterations, slow = ITERATIONS, counter(num_envs=1, step_s=0.01)
+    label = request.node.name.removeprefix("test_").replace("_", "-").removeprefix("killed-")[:12].strip("-")
     specs = [
         tenant_spec(f"{role}-{label}", rl_workload(iterations=iterations, episodes=2, environment=slow))
         for role in ("a", "b")
     ]
     found = tuple(service.submit(spec) for spec in specs)
     for run in found:
-        wait_until(lambda run=run: run.status()["policy_version"] >= 2, timeout_s=100.0, what="versions before the fault")
+        wait_until(
+            lambda run=run: run.status()["policy_version"] >= 2, timeout_s=100.0, what="versions before the fault"
+        )
     return found[0], found[1]
 
 
@@ -58,7 +63,7 @@ def test_killed_environment_actor(service: Service, runs: tuple[Run, Run]) -> No
     wait_until(restarted(service, role), timeout_s=60.0, what="the worker is made anew")
     assert beside.status()["policy_version"] > before  # it went on meanwhile
     for run in runs:
-        check_completed(run, 30)
+        check_completed(run, ITERATIONS)
 
 
 def test_killed_simulator_is_no_lost_worker(service: Service, runs: tuple[Run, Run]) -> None:
@@ -66,7 +71,7 @@ def test_killed_simulator_is_no_lost_worker(service: Service, runs: tuple[Run, R
     for pid in ray.get(worker.process_ids.remote()):
         os.kill(pid, signal.SIGKILL)
     for run in runs:
-        check_completed(run, 30)
+        check_completed(run, ITERATIONS)
     assert names.environment(runs[0].name, 0) not in service.master.call("restarts")
 
 
@@ -74,7 +79,7 @@ def test_killed_trainer(service: Service, runs: tuple[Run, Run]) -> None:
     kill_role(service, names.trainer("tiny"))
     wait_until(restarted(service, names.trainer("tiny")), timeout_s=90.0, what="the trainer is made anew")
     for run in runs:
-        check_completed(run, 30)
+        check_completed(run, ITERATIONS)
 
 
 def test_killed_replica(service: Service, runs: tuple[Run, Run]) -> None:
@@ -83,25 +88,25 @@ def test_killed_replica(service: Service, runs: tuple[Run, Run]) -> None:
     replicas = serve.get_deployment_handle(names.DEPLOYMENT, names.application(service.name, "tiny"))
     os.kill(replicas.process_id.remote().result(), signal.SIGKILL)
     for run in runs:
-        check_completed(run, 30)
+        check_completed(run, ITERATIONS)
 
 
 def test_killed_master(service: Service, runs: tuple[Run, Run]) -> None:
     kill_role(service, names.MASTER)
     for run in runs:
-        check_completed(run, 30)
+        check_completed(run, ITERATIONS)
 
 
 def test_killed_queue(service: Service, runs: tuple[Run, Run]) -> None:
     kill_role(service, names.queue("tiny"))
     for run in runs:
-        check_completed(run, 30)
+        check_completed(run, ITERATIONS)
 
 
 def test_killed_policy_store(service: Service, runs: tuple[Run, Run]) -> None:
     kill_role(service, names.POLICY_STORE)
     for run in runs:
-        check_completed(run, 30)
+        check_completed(run, ITERATIONS)
 
 
 def test_killed_worker_in_evaluation_repeats_no_finished_episode(service: Service) -> None:

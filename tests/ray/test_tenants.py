@@ -13,7 +13,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
 
 def test_two_tenants_share_groups_and_are_charged_for_what_they_used(service: Service) -> None:
-    specs = [tenant_spec(name, rl_workload(iterations=4), evaluation_workload(baseline=True)) for name in ("ann", "bob")]
+    specs = [
+        tenant_spec(name, rl_workload(iterations=4), evaluation_workload(baseline=True)) for name in ("ann", "bob")
+    ]
     runs = [service.submit(spec) for spec in specs]
     final = [run.wait(120.0) for run in runs]
 
