@@ -205,10 +205,8 @@ class GroupBatcher:
         Callers mostly come back: a robot asks again once it has executed its chunk. So the wait ends as soon as
         as many wait as were there at once lately, and a lonely caller never waits.
         """
-        while not self._is_closed and not self._is_full(signature, loop.time()):
-            until = max(self._room.oldest(signature), free_at) + self._spec.max_wait_ms / 1000
-            if not self._room.requests_of(signature) or until <= loop.time():
-                return
+        until = max(self._room.oldest(signature), free_at) + self._spec.max_wait_ms / 1000
+        while not self._is_closed and loop.time() < until and not self._is_full(signature, loop.time()):
             await self._sleep(loop, until)
 
     def _is_full(self, signature: str, now: float) -> bool:

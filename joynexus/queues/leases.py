@@ -114,17 +114,16 @@ class LeaseBook:
         room = {tenant: wanted[tenant] for tenant in ready if self._lanes[tenant].signature == signature}
         picked: list[Entry] = []
         samples = 0
-        while fitting := [each for each in room if not picked or self._lanes[each].head_cost <= max_samples - samples]:
-            tenant = self._fair.choose(ready, among=fitting)
+        turns = self._fair.begin_round(ready, among=room)
+        while samples < max_samples and (tenant := turns.next()) is not None:
             lane = self._lanes[tenant]
+            if picked and samples + lane.head_cost > max_samples:
+                continue  # others may have smaller items
             entry = lane.lease(consumer, now)
-            self._fair.charge(tenant, entry.cost)
             picked.append(entry)
             samples += entry.cost
-            ready[tenant] = 0.0
             room[tenant] -= 1
-            if not room[tenant] or not lane.num_leasable:
-                del ready[tenant], room[tenant]
+            turns.charge(tenant, entry.cost, has_more=room[tenant] > 0 and lane.num_leasable > 0)
         if picked:
             holding = self._holdings.setdefault(consumer, _Holding(deadline=now))
             holding.entries.update((entry.item.item_id, entry) for entry in picked)

@@ -164,25 +164,22 @@ class WaitingRoom:
         """
         batch: list[Pending] = []
         room = max_rows
-        ready = self._ready(now)
-        while fitting := [tenant for tenant in ready if self._fits(tenant, signature, room, is_first=not batch)]:
-            tenant = self._fair.choose(ready, among=fitting)
+        same = {tenant for tenant in self._lanes if self._head(tenant).signature == signature}
+        turns = self._fair.begin_round(self._ready(now), among=same)
+        while room > 0 and (tenant := turns.next()) is not None:
             pending = self._head(tenant)
+            if batch and pending.rows > room:
+                continue  # others may have smaller requests
             self.discard(pending)
+            cost = 0
             if not pending.answer.done():  # else its caller was cancelled in this very turn of the loop
-                self._fair.charge(tenant, pending.rows)
+                cost = pending.rows
                 pending.is_taken = True
                 batch.append(pending)
-                room -= pending.rows
-            if tenant in self._lanes:
-                ready[tenant] = max(0.0, now - self._head(tenant).queued_at)
-            else:
-                del ready[tenant]
+                room -= cost
+            has_more = tenant in self._lanes and self._head(tenant).signature == signature
+            turns.charge(tenant, cost, has_more=has_more)
         return batch
-
-    def _fits(self, tenant: str, signature: str, room: int, *, is_first: bool) -> bool:
-        head = self._head(tenant)
-        return head.signature == signature and (is_first or head.rows <= room)
 
     def _ready(self, now: float) -> dict[str, float]:
         return {tenant: max(0.0, now - self._head(tenant).queued_at) for tenant in self._lanes}

@@ -11,6 +11,7 @@ Reference:
     Goyal, Vin and Cheng 1996, start-time fair queueing, https://doi.org/10.1145/248156.248171.
 """
 
+import heapq
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -108,7 +109,7 @@ class FairShare:
         candidates = ready if among is None else [tenant for tenant in ready if tenant in among]
         if not candidates:
             raise ValueError(f"fair share: none of the {len(ready)} ready tenants may be chosen. Pass at least one.")
-        return min(candidates, key=lambda tenant: self._rank_of(tenant, ready[tenant]))
+        return min(candidates, key=lambda tenant: self.rank(tenant, ready[tenant]))
 
     def charge(self, tenant: str, cost: int) -> None:
         """Book what a tenant was served.
@@ -124,6 +125,29 @@ class FairShare:
         share.virtual_time += cost / share.weight
         share.last_served = self._num_charges
         self._num_charges += 1
+
+    def begin_round(self, ready: Mapping[str, float], among: Container[str] | None = None) -> "FairRound":
+        """Begin to fill a group: like :meth:`choose` again and again, at the cost of a heap in place of a scan.
+
+        Args:
+            ready: As for :meth:`choose`.
+            among: As for :meth:`choose`; may leave nobody.
+
+        Returns:
+            The round; its choices hold as long as nobody is charged outside it.
+
+        Raises:
+            TenantNotFoundError: If a ready tenant was never added.
+        """
+        self._advance(ready)
+        return FairRound(self, {tenant: wait_s for tenant, wait_s in ready.items() if among is None or tenant in among})
+
+    def rank(self, tenant: str, wait_s: float) -> tuple[int, float, int, int]:
+        """Return a tenant's sort key: class with ageing, how far ahead of its class, who was served longest ago."""
+        share = self._share(tenant)
+        effective = min(_TOP, share.rank + int(wait_s / self._ageing_s))
+        ahead = share.virtual_time - self._clocks[share.rank]
+        return (-effective, ahead, share.last_served, share.order)
 
     def _share(self, tenant: str) -> _Share:
         share = self._shares.get(tenant)
@@ -147,9 +171,25 @@ class FairShare:
             share.virtual_time = max(share.virtual_time, self._clocks[share.rank])
         self._ready_before = set(ready)
 
-    def _rank_of(self, tenant: str, wait_s: float) -> tuple[int, float, int, int]:
-        """Sort key: class with ageing, then how far ahead of its class, then who was served longest ago."""
-        share = self._shares[tenant]
-        effective = min(_TOP, share.rank + int(wait_s / self._ageing_s))
-        ahead = share.virtual_time - self._clocks[share.rank]
-        return (-effective, ahead, share.last_served, share.order)
+
+class FairRound:
+    """The choices of one group, from tenants that were ready when it began."""
+
+    def __init__(self, fair: FairShare, ready: Mapping[str, float]) -> None:
+        self._fair = fair
+        self._heap = [(fair.rank(tenant, wait_s), tenant) for tenant, wait_s in ready.items()]
+        heapq.heapify(self._heap)
+
+    def next(self) -> str | None:
+        """Take out the tenant that is served next; None if nobody is left.
+
+        It comes back into the round with :meth:`charge`. One that does not fit into the group stays out: it has lost
+        nothing, and is the first again in the next round.
+        """
+        return heapq.heappop(self._heap)[1] if self._heap else None
+
+    def charge(self, tenant: str, cost: int, *, has_more: bool) -> None:
+        """Book what the tenant was served, and let it take part again if it has more."""
+        self._fair.charge(tenant, cost)
+        if has_more:
+            heapq.heappush(self._heap, (self._fair.rank(tenant, 0.0), tenant))

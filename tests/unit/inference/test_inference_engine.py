@@ -25,6 +25,8 @@ from joynexus.specs.service import InferenceSpec
 from joynexus.testing.tiny import TINY_SMOLVLM
 from joynexus.types import ActionChunk, NormalizationStats, PolicyStats
 
+pytestmark = pytest.mark.timeout(180)  # the first test imports transformers, which takes long on a busy machine
+
 NO_STORE = {"prefix_store": {"device_bytes": 0, "host_bytes": 0}}
 
 

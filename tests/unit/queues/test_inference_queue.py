@@ -1,4 +1,5 @@
 import asyncio
+import random
 import threading
 import time
 from collections import Counter
@@ -487,3 +488,47 @@ def test_engine_runs_in_one_thread_of_its_own_and_the_loop_goes_on(observe):
     assert (stats.batches, stats.requests, stats.mean_rows, stats.mean_tenants) == (2, 9, 4.5, 4.5)
     assert stats.mean_wait_s > 0
     assert stats.mean_run_s > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_mixture_of_callers_gets_its_own_answers_and_leaves_nothing(run, loop, engine, make_batcher, ask, seed):
+    """Tenants of two signatures, all sizes, failures, and callers that give up at any moment."""
+    batcher = make_batcher(max_batch_size=8, max_queued_rows=10_000)
+    draw = random.Random(seed)
+    gave_up_at: dict[int, float] = {}
+    started_at: dict[int, float] = {}
+
+    def note_start(requests: list[PredictRequest]) -> list[ActionChunk | Exception]:
+        started_at.update((int(abs(state_of(each))), loop.time() - FORWARD_S) for each in requests)
+        return engine.run(requests)
+
+    batcher._engine_run = note_start
+
+    async def caller(number: int) -> None:
+        await asyncio.sleep(draw.uniform(0.0, 20.0))
+        state = -number if draw.random() < 0.1 else number
+        task = asyncio.create_task(ask(batcher, draw.choice(["x1", "x2", "y", "y2"]), state, rows=draw.randint(1, 10)))
+        if draw.random() < 0.3:
+            await asyncio.sleep(draw.choice([0.0, 0.001, 0.5, 1.0, 3.0]))
+            if not task.done():
+                task.cancel()
+                gave_up_at[number] = loop.time()
+        (answer,) = await asyncio.gather(task, return_exceptions=True)
+        if number not in gave_up_at:
+            assert answer == number if state > 0 else isinstance(answer, StalePolicyError)
+
+    async def main():
+        await asyncio.gather(*(caller(number) for number in range(1, 151)))
+
+    run(main())
+    assert len(gave_up_at) > 10
+    assert set(started_at) | set(gave_up_at) == set(range(1, 151))
+    late = {number for number, moment in gave_up_at.items() if number in started_at and started_at[number] > moment}
+    assert late == set()
+    assert len({id(request) for batch in engine.batches for request in batch}) == sum(map(len, engine.batches))
+    for batch in engine.batches:
+        assert len({engine.signature_of(each.tenant) for each in batch}) == 1
+        assert len(batch) == 1 or sum(len(each.observation) for each in batch) <= 8
+    stats = batcher.stats()
+    assert (stats.queued_requests, stats.queued_rows) == (0, 0)
+    assert stats.requests + stats.cancelled == 150

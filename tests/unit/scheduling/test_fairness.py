@@ -239,6 +239,35 @@ def test_any_two_saturated_tenants_stay_within_one_item_of_their_shares(weights:
                 assert abs(served[one] - served[other]) <= bound + 1e-6
 
 
+def test_round_chooses_as_single_choices_do():
+    weights = {"a": 3.0, "b": 1.0, "c": 0.5, "d": 2.0}
+    one, other = fair(weights, c="high"), fair(weights, c="high")
+    ready = {"a": 0.0, "b": 25.0, "c": 0.0, "d": 0.0}
+    costs = {"a": 2, "b": 3, "c": 1, "d": 5}
+    waits = dict(ready)
+    for _ in range(20):
+        turns = one.begin_round(ready, among={"a", "b", "d"})
+        waits.update(ready)
+        for _ in range(7):
+            tenant = turns.next()
+            assert tenant == other.choose(waits, among={"a", "b", "d"})
+            turns.charge(tenant, costs[tenant], has_more=True)
+            other.charge(tenant, costs[tenant])
+            waits[tenant] = 0.0
+
+
+def test_round_ends_with_those_who_have_more():
+    share = fair({"a": 1.0, "b": 1.0})
+    turns = share.begin_round({"a": 0.0, "b": 0.0})
+    assert turns.next() == "a"
+    turns.charge("a", 1, has_more=False)
+    assert turns.next() == "b"
+    assert turns.next() is None
+    assert share.begin_round({"a": 0.0}, among=set()).next() is None
+    # b was taken out and not charged: it is first again.
+    assert share.begin_round({"a": 0.0, "b": 0.0}).next() == "b"
+
+
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**16))
 def test_whoever_stays_ready_is_served_within_a_bounded_number_of_choices(seed: int):
