@@ -11,26 +11,27 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
 from joynexus.errors import CheckpointError
-from joynexus.specs.signature import canonical_json
+from joynexus.training.json_values import JsonObject
 
 STATE = "state.json"
 TEMPORARY = ".writing-"
 """Prefix of folders that are not complete; a crash may leave one, which :func:`remove_leftovers` takes away."""
 
-_OBJECT = TypeAdapter(dict[str, JsonValue])
+_OBJECT = TypeAdapter(dict[str, Any])
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 """Tensors by name, by the name of the file without its ending."""
 
 
-def write_checkpoint(folder: Path, tensors: Tensors, state: Mapping[str, JsonValue]) -> Path:
+def write_checkpoint(folder: Path, tensors: Tensors, state: Mapping[str, Any]) -> Path:
     """Write a checkpoint, durable when this returns.
 
     Args:
@@ -47,7 +48,7 @@ def write_checkpoint(folder: Path, tensors: Tensors, state: Mapping[str, JsonVal
     temporary = folder.parent / f"{TEMPORARY}{folder.name}-{uuid.uuid4().hex}"
     try:
         temporary.mkdir(parents=True)
-        hashes: dict[str, JsonValue] = {}
+        hashes: JsonObject = {}
         for name, named in tensors.items():
             content = safetensors.torch.save(host_copies(named))
             hashes[f"{name}.safetensors"] = hashlib.sha256(content).hexdigest()
@@ -66,7 +67,7 @@ def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: each.detach().cpu().contiguous().clone() for name, each in tensors.items()}
 
 
-def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, JsonValue]]:
+def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], JsonObject]:
     """Read a checkpoint, whole or not at all.
 
     Args:
@@ -79,9 +80,9 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[st
         CheckpointError: If a file is missing or damaged, naming it.
     """
     state = _unseal(folder / STATE)
-    hashes = state.pop("sha256", None)
-    if not isinstance(hashes, dict):
-        raise _damaged(folder / STATE, "it names no files")
+    hashes: JsonObject = state.pop("sha256", {})
+    if not hashes or any(Path(name).name != name for name in hashes):
+        raise _damaged(folder / STATE, "it does not name its files")
     tensors: dict[str, dict[str, Tensor]] = {}
     for name, expected in hashes.items():
         content = _read(folder / name)
@@ -130,20 +131,24 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
     _sync(folder.parent)
 
 
-def _seal(state: Mapping[str, JsonValue]) -> bytes:
-    content = canonical_json(dict(state))
-    return json.dumps({**state, "checksum": hashlib.sha256(content.encode()).hexdigest()}, indent=1).encode()
+def _seal(state: Mapping[str, Any]) -> bytes:
+    return json.dumps({**state, "checksum": _checksum(state)}, indent=1).encode()
 
 
-def _unseal(path: Path) -> dict[str, JsonValue]:
+def _unseal(path: Path) -> JsonObject:
     try:
         state = _OBJECT.validate_json(_read(path))
     except ValidationError as error:
         raise _damaged(path, "it is not a JSON object") from error
     checksum = state.pop("checksum", None)
-    if hashlib.sha256(canonical_json(state).encode()).hexdigest() != checksum:
+    if _checksum(state) != checksum:
         raise _damaged(path, "its content does not match its checksum")
     return state
+
+
+def _checksum(state: Mapping[str, Any]) -> str:
+    content = json.dumps(state, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _read(path: Path) -> bytes:

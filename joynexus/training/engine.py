@@ -16,8 +16,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
-
-from pydantic import JsonValue
+from typing import Any
 
 from joynexus.errors import AdmissionError, TenantExistsError, TenantNotFoundError
 from joynexus.models.backbone import Backbone
@@ -27,6 +26,7 @@ from joynexus.scheduling.fairness import FairShare
 from joynexus.specs.service import TrainingSpec
 from joynexus.specs.tenant import PolicySpec
 from joynexus.training.group import Member
+from joynexus.training.json_values import JsonObject
 from joynexus.training.runner import GroupRunner
 from joynexus.training.slot import SlotStatus, TrainingSlot, base_snapshot, slot_bytes
 from joynexus.training.slot_state import load_slot, save_slot
@@ -229,7 +229,7 @@ class TrainingEngine:
             slot.version = max(slot.version, beyond) + 1
             return slot.version
 
-    def save_state(self, tenant: str, folder: Path, *, extra: Mapping[str, JsonValue] | None = None) -> Path:
+    def save_state(self, tenant: str, folder: Path, *, extra: Mapping[str, Any] | None = None) -> Path:
         """Write a tenant's slot, as it is between two calls; durable when this returns.
 
         Args:
@@ -246,7 +246,7 @@ class TrainingEngine:
         """
         return save_slot(self._slot(tenant), folder, extra or {})
 
-    def load_state(self, tenant: str, folder: Path) -> dict[str, JsonValue]:
+    def load_state(self, tenant: str, folder: Path) -> JsonObject:
         """Take a tenant's slot to a checkpoint, exactly; a call that is being computed is computed again from there.
 
         Args:

@@ -8,22 +8,23 @@ policy.json          spec, version, seed, and the SHA-256 of the other two
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from joynexus.errors import CheckpointError
 from joynexus.specs.tenant import PolicySpec
 from joynexus.training.checkpoint import replace_file
-from joynexus.training.stats_json import stats_from_json, stats_to_json
+from joynexus.training.json_values import JsonObject, integer_in, object_in, stats_from_json, stats_to_json
 from joynexus.types import PolicySnapshot
 
 FORMAT = "joynexus-policy/1"
 MODULE, STATS, POLICY = "module.safetensors", "stats.json", "policy.json"
 
-_OBJECT = TypeAdapter(dict[str, JsonValue])
+_OBJECT = TypeAdapter(dict[str, Any])
 
 
 def write_export(folder: Path, snapshot: PolicySnapshot, *, signature: str) -> Path:
@@ -45,7 +46,7 @@ def write_export(folder: Path, snapshot: PolicySnapshot, *, signature: str) -> P
         MODULE: safetensors.torch.save(tensors),
         STATS: json.dumps(stats_to_json(snapshot.stats), indent=1).encode(),
     }
-    manifest: dict[str, JsonValue] = {
+    manifest: JsonObject = {
         "format": FORMAT,
         "tenant": snapshot.tenant,
         "version": snapshot.version,
@@ -76,20 +77,16 @@ def read_export(folder: Path) -> PolicySnapshot:
         manifest = _OBJECT.validate_json((folder / POLICY).read_bytes())
         contents = {name: (folder / name).read_bytes() for name in (MODULE, STATS)}
         for name, content in contents.items():
-            if manifest["sha256"] != {**_OBJECT.validate_python(manifest["sha256"]), name: _hash(content)}:
+            if object_in(manifest, "sha256").get(name) != hashlib.sha256(content).hexdigest():
                 raise CheckpointError(f"{folder / name}: its SHA-256 is not the one in {POLICY}. Export it again.")
         tensors = safetensors.torch.load(contents[MODULE])
         return PolicySnapshot(
             tenant=str(manifest["tenant"]),
-            version=TypeAdapter(int).validate_python(manifest["version"]),
+            version=integer_in(manifest, "version"),
             policy=PolicySpec.model_validate(manifest["policy"]),
             parameters={name: each.numpy() for name, each in tensors.items()},
             stats=stats_from_json(json.loads(contents[STATS])),
-            seed=TypeAdapter(int).validate_python(manifest["seed"]),
+            seed=integer_in(manifest, "seed"),
         )
     except (OSError, KeyError, TypeError, ValidationError, json.JSONDecodeError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: is no export, or is damaged: {error}. Export it again.") from error
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

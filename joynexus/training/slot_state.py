@@ -11,10 +11,9 @@ import math
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from pydantic import JsonValue
 
 from joynexus import errors
 from joynexus.errors import CheckpointError, JoyNexusError, TenantFailedError
@@ -22,9 +21,9 @@ from joynexus.models.backbone import Backbone
 from joynexus.models.policy import build_policy
 from joynexus.training.call_queue import Answer, Outcome
 from joynexus.training.checkpoint import Tensors, host_copies, read_checkpoint, write_checkpoint
+from joynexus.training.json_values import JsonObject, integer_in, object_in, stats_from_json, stats_to_json
 from joynexus.training.optimizer import has_fused
 from joynexus.training.slot import Accumulated, TrainableState, TrainingSlot
-from joynexus.training.stats_json import stats_from_json, stats_to_json
 from joynexus.types import PolicyStats, TrainingResult
 
 log = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ GRADIENT = "gradient/"
 GENERATOR = "generator"
 
 
-def save_slot(slot: TrainingSlot, folder: Path, extra: Mapping[str, JsonValue]) -> Path:
+def save_slot(slot: TrainingSlot, folder: Path, extra: Mapping[str, Any]) -> Path:
     """Write a slot as it is between two calls.
 
     Args:
@@ -53,7 +52,7 @@ def save_slot(slot: TrainingSlot, folder: Path, extra: Mapping[str, JsonValue]) 
     return write_checkpoint(folder, tensors, {**state, "extra": dict(extra)})
 
 
-def load_slot(slot: TrainingSlot, folder: Path, backbone: Backbone) -> dict[str, JsonValue]:
+def load_slot(slot: TrainingSlot, folder: Path, backbone: Backbone) -> JsonObject:
     """Take a slot back to a checkpoint of it: parameters, moments, gradient, generator, counters and statistics.
 
     Numbers and answers of calls are taken over where the slot has accepted no call; a slot in use keeps its own, so
@@ -76,9 +75,9 @@ def load_slot(slot: TrainingSlot, folder: Path, backbone: Backbone) -> dict[str,
     try:
         stats = stats_from_json(saved["stats"])
         state = _rebuild(slot, tensors, saved, stats, backbone)
-        answers = {int(number): _outcome(each) for number, each in _dict(saved["answers"]).items()}
-        version, sequence = _int(saved["version"]), _int(saved["next_sequence"])
-        extra = dict(_dict(saved["extra"]))
+        answers = {int(number): _outcome(each) for number, each in object_in(saved, "answers").items()}
+        version, sequence = integer_in(saved, "version"), integer_in(saved, "next_sequence")
+        extra = dict(object_in(saved, "extra"))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{folder}: does not fit the policy: {error}. Take another checkpoint.") from error
     with slot.lock:
@@ -89,7 +88,7 @@ def load_slot(slot: TrainingSlot, folder: Path, backbone: Backbone) -> dict[str,
     return extra
 
 
-def _dump(slot: TrainingSlot) -> tuple[Tensors, dict[str, JsonValue]]:
+def _dump(slot: TrainingSlot) -> tuple[Tensors, JsonObject]:
     """Copy a slot; its lock is held."""
     state = slot.state
     gradient = {f"{GRADIENT}{name}": each for name, each in state.accumulated.gradient.items()}
@@ -118,7 +117,7 @@ def _dump(slot: TrainingSlot) -> tuple[Tensors, dict[str, JsonValue]]:
 def _rebuild(
     slot: TrainingSlot,
     tensors: Tensors,
-    saved: Mapping[str, JsonValue],
+    saved: Mapping[str, Any],
     stats: PolicyStats | None,
     backbone: Backbone,
 ) -> TrainableState:
@@ -133,22 +132,22 @@ def _rebuild(
         for name, each in tensors["optimizer"].items()
         if name.startswith(GRADIENT)
     }
-    state.accumulated = Accumulated(gradient=gradient, rows=_int(saved["accumulated_rows"]))
-    state.optimizer_steps = _int(saved["optimizer_steps"])
-    state.schedule_step = _int(saved["schedule_step"])
+    state.accumulated = Accumulated(gradient=gradient, rows=integer_in(saved, "accumulated_rows"))
+    state.optimizer_steps = integer_in(saved, "optimizer_steps")
+    state.schedule_step = integer_in(saved, "schedule_step")
     return state
 
 
-def _kernel(slot: TrainingSlot, saved: Mapping[str, JsonValue]) -> bool:
-    fused = bool(_dict(saved["optimizer"])["fused"])
+def _kernel(slot: TrainingSlot, saved: Mapping[str, Any]) -> bool:
+    fused = bool(object_in(saved, "optimizer")["fused"])
     if fused and not has_fused(slot.state.parameters):
         log.warning("tenant %s: saved with the fused AdamW, which is not here; updates differ by 1e-7", slot.tenant)
         return False
     return fused
 
 
-def _check_owner(slot: TrainingSlot, saved: Mapping[str, JsonValue], folder: Path) -> None:
-    mine: dict[str, JsonValue] = {
+def _check_owner(slot: TrainingSlot, saved: Mapping[str, Any], folder: Path) -> None:
+    mine: JsonObject = {
         "format": FORMAT,
         "tenant": slot.tenant,
         "seed": slot.seed,
@@ -163,34 +162,21 @@ def _check_owner(slot: TrainingSlot, saved: Mapping[str, JsonValue], folder: Pat
         )
 
 
-def _answer_json(answer: Answer) -> JsonValue:
+def _answer_json(answer: Answer) -> JsonObject:
     if isinstance(answer.outcome, TrainingResult):
         result = dataclasses.asdict(answer.outcome)
         result["metrics"] = {name: each for name, each in result["metrics"].items() if math.isfinite(each)}
-        outcome: dict[str, Any] = {"result": result}
+        outcome: JsonObject = {"result": result}
     else:
         outcome = {"error": [type(answer.outcome).__name__, str(answer.outcome)]}
     return {"digest": answer.digest.hex(), **outcome}
 
 
-def _outcome(saved: JsonValue) -> tuple[bytes, Outcome]:
-    answer = _dict(saved)
+def _outcome(answer: Mapping[str, Any]) -> tuple[bytes, Outcome]:
     digest = bytes.fromhex(str(answer["digest"]))
     if "result" in answer:
-        return digest, TrainingResult(**cast("dict[str, Any]", answer["result"]))
-    name, message = cast("list[str]", answer["error"])
+        return digest, TrainingResult(**answer["result"])
+    name, message = answer["error"]
     kind = getattr(errors, name, TenantFailedError)
     known = isinstance(kind, type) and issubclass(kind, JoyNexusError)
     return digest, (kind if known else TenantFailedError)(message)
-
-
-def _dict(value: JsonValue) -> dict[str, JsonValue]:
-    if not isinstance(value, dict):
-        raise TypeError(f"expected an object, found {type(value).__name__}")
-    return value
-
-
-def _int(value: JsonValue) -> int:
-    if not isinstance(value, int):
-        raise TypeError(f"expected a whole number, found {type(value).__name__}")
-    return value

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from pydantic import JsonValue
+from typing import Any
 
 from joynexus.errors import CheckpointError, SequenceConflictError, SpecError
 from joynexus.specs.registry import load_implementation
 from joynexus.specs.tenant import EvaluationSpec, RlSpec, SftSpec, TenantSpec
 from joynexus.training.engine import TrainingEngine
+from joynexus.training.json_values import JsonObject
 from joynexus.training.learners.base import Boundary, Learner
 from joynexus.training.learners.sft import SftLearner
 from joynexus.training.publications import Publications
@@ -69,7 +69,7 @@ class TenantRun:
         self._error: str | None = None
         self._workload = -1
         """Newest training workload; in a resumed run, that of the checkpoint, before it is started again."""
-        self._learner_state: dict[str, JsonValue] | None = None
+        self._learner_state: JsonObject | None = None
         """Of that workload, at its last checkpoint."""
         self._is_finished = True
         """Whether that workload is over, be it failed."""
@@ -275,7 +275,7 @@ class TenantRun:
         status = self._engine.status(self.tenant)
         if is_published:
             self._published_steps = status.optimizer_steps
-        extra: dict[str, JsonValue] = {
+        extra: JsonObject = {
             "workload": self._workload,
             "learner": self._learner_state,
             "error": self._error,
@@ -318,7 +318,7 @@ class TenantRun:
                 "Restore one, or start the run in a new folder."
             )
 
-    def _take_over(self, extra: Mapping[str, JsonValue]) -> None:
+    def _take_over(self, extra: Mapping[str, Any]) -> None:
         workload, state, steps = extra.get("workload"), extra.get("learner"), extra.get("published_steps")
         self._workload = workload if isinstance(workload, int) else -1
         self._learner_state = state if isinstance(state, dict) else None

@@ -11,12 +11,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
-
-from pydantic import JsonValue
+from typing import Any, Literal
 
 from joynexus.specs.algorithm import OptimizerSpec
 from joynexus.specs.tenant import TenantSpec
+from joynexus.training.json_values import JsonObject
 from joynexus.types import LaneItem, Loss, TrainingBatch, TrainingResult, WorkloadProgress
 
 OfferAnswer = Literal["ok", "stale", "duplicate"]
@@ -87,11 +86,11 @@ class Learner(ABC):
         """Tell how far the workload is."""
 
     @abstractmethod
-    def state(self) -> dict[str, JsonValue]:
+    def state(self) -> JsonObject:
         """Return what :meth:`restore` needs, as plain values."""
 
     @abstractmethod
-    def restore(self, state: Mapping[str, JsonValue]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; only on a new learner of the same workload."""
 
     def oldest_useful(self) -> int:
@@ -111,28 +110,3 @@ class Learner(ABC):
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """Leave out what is not finite: metrics go into checkpoints, which hold finite numbers only."""
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
-
-
-def integer(state: Mapping[str, JsonValue], name: str) -> int:
-    """Read a whole number from a learner's state.
-
-    Raises:
-        TypeError: If it is missing or no whole number.
-    """
-    value = state.get(name)
-    if not isinstance(value, int):
-        raise TypeError(f"learner state {name!r} is {value!r}, need a whole number")
-    return value
-
-
-def optional_number(state: Mapping[str, JsonValue], name: str) -> float | None:
-    """Read a number, or None, from a learner's state."""
-    value = state.get(name)
-    return float(value) if isinstance(value, int | float) else None
-
-
-def numbers(state: Mapping[str, JsonValue], name: str) -> dict[str, float]:
-    """Read numbers by name from a learner's state."""
-    value = state.get(name)
-    found = value if isinstance(value, dict) else {}
-    return {key: float(each) for key, each in found.items() if isinstance(each, int | float)}

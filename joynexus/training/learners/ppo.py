@@ -9,22 +9,13 @@ Schulman et al. 2017, https://arxiv.org/abs/1707.06347; the loss is :func:`joyne
 
 import logging
 from collections.abc import Mapping, Sequence
-
-from pydantic import JsonValue
+from typing import Any
 
 from joynexus.errors import InvalidBatchError, NonFiniteError
 from joynexus.specs.algorithm import PpoSpec
 from joynexus.specs.tenant import RlSpec, TenantSpec
-from joynexus.training.learners.base import (
-    Boundary,
-    Learner,
-    LearnerCall,
-    OfferAnswer,
-    finite,
-    integer,
-    numbers,
-    optional_number,
-)
+from joynexus.training.json_values import JsonObject, integer_in, number_in, numbers_in, object_in
+from joynexus.training.learners.base import Boundary, Learner, LearnerCall, OfferAnswer, finite
 from joynexus.training.learners.experience import check_trajectory, collect_decisions
 from joynexus.training.learners.seen import SeenEpisodes
 from joynexus.training.learners.update import Update
@@ -140,7 +131,7 @@ class PpoLearner(Learner):
             finished=self._iteration >= self._spec.num_iterations,
         )
 
-    def state(self) -> dict[str, JsonValue]:
+    def state(self) -> JsonObject:
         """Return counters and the episodes that were seen; those that wait come again."""
         assert self._update is None, "between iterations only"
         return {
@@ -154,15 +145,17 @@ class PpoLearner(Learner):
             "metrics": dict(self._metrics),
         }
 
-    def restore(self, state: Mapping[str, JsonValue]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on behind the last finished iteration."""
-        self._iteration, self._steps = integer(state, "iteration"), integer(state, "steps")
-        self._dropped_stale, self._dropped_invalid = integer(state, "dropped_stale"), integer(state, "dropped_invalid")
-        seen = state.get("seen")
-        self._seen.restore(seen if isinstance(seen, dict) else {})
-        self._loss_first = optional_number(state, "loss_first")
-        self._loss_last = optional_number(state, "loss_last")
-        self._metrics = numbers(state, "metrics")
+        self._iteration, self._steps = integer_in(state, "iteration"), integer_in(state, "steps")
+        self._dropped_stale, self._dropped_invalid = (
+            integer_in(state, "dropped_stale"),
+            integer_in(state, "dropped_invalid"),
+        )
+        self._seen.restore(object_in(state, "seen"))
+        self._loss_first = number_in(state, "loss_first")
+        self._loss_last = number_in(state, "loss_last")
+        self._metrics = numbers_in(state, "metrics")
 
     def _begin(self) -> bool:
         """Begin an update if enough episodes wait: the earliest ones, in an order that arrival can't change."""

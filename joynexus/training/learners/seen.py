@@ -1,10 +1,9 @@
 """Which episodes a learner has had, in bounded memory that goes into every checkpoint."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from pydantic import JsonValue
-
-from joynexus.training.learners.base import integer
+from joynexus.training.json_values import JsonObject, integer_in
 
 
 class SeenEpisodes:
@@ -32,13 +31,11 @@ class SeenEpisodes:
             self._episodes.discard(lowest)
             self._floor = lowest + 1
 
-    def state(self) -> dict[str, JsonValue]:
+    def state(self) -> JsonObject:
         """Return what :meth:`restore` needs."""
-        episodes: list[JsonValue] = [*sorted(self._episodes)]
-        return {"episodes": episodes, "floor": self._floor, "next": self.next_unseen}
+        return {"episodes": sorted(self._episodes), "floor": self._floor, "next": self.next_unseen}
 
-    def restore(self, state: Mapping[str, JsonValue]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
-        episodes = state.get("episodes")
-        self._episodes = {each for each in episodes if isinstance(each, int)} if isinstance(episodes, list) else set()
-        self._floor, self.next_unseen = integer(state, "floor"), integer(state, "next")
+        self._episodes = set(state["episodes"])
+        self._floor, self.next_unseen = integer_in(state, "floor"), integer_in(state, "next")

@@ -1,21 +1,12 @@
 """Supervised fine-tuning: micro-batches strictly in the order of their ordinals, each exactly once."""
 
 from collections.abc import Mapping
-
-from pydantic import JsonValue
+from typing import Any
 
 from joynexus.errors import InvalidBatchError
 from joynexus.specs.tenant import SftSpec, TenantSpec
-from joynexus.training.learners.base import (
-    Boundary,
-    Learner,
-    LearnerCall,
-    OfferAnswer,
-    finite,
-    integer,
-    numbers,
-    optional_number,
-)
+from joynexus.training.json_values import JsonObject, integer_in, number_in, numbers_in
+from joynexus.training.learners.base import Boundary, Learner, LearnerCall, OfferAnswer, finite
 from joynexus.types import LaneItem, Loss, TrainingBatch, TrainingResult, WorkloadProgress
 
 AHEAD = 4
@@ -120,7 +111,7 @@ class SftLearner(Learner):
             finished=self._steps >= self._spec.num_steps,
         )
 
-    def state(self) -> dict[str, JsonValue]:
+    def state(self) -> JsonObject:
         """Return the cursor; micro-batches that wait come again."""
         return {
             "next": self._next,
@@ -130,12 +121,12 @@ class SftLearner(Learner):
             "metrics": dict(self._metrics),
         }
 
-    def restore(self, state: Mapping[str, JsonValue]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on behind the last micro-batch that had an effect."""
-        self._next, self._steps = integer(state, "next"), integer(state, "steps")
-        self._loss_first = optional_number(state, "loss_first")
-        self._loss_last = optional_number(state, "loss_last")
-        self._metrics = numbers(state, "metrics")
+        self._next, self._steps = integer_in(state, "next"), integer_in(state, "steps")
+        self._loss_first = number_in(state, "loss_first")
+        self._loss_last = number_in(state, "loss_last")
+        self._metrics = numbers_in(state, "metrics")
 
     def _note(self, result: TrainingResult) -> None:
         loss = sum(self._losses) / len(self._losses) if self._losses else None

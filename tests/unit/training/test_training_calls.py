@@ -38,6 +38,7 @@ from joynexus.models.action_module import ActionModule
 from joynexus.specs.action_module import GaussianModuleSpec, OftModuleSpec
 from joynexus.specs.algorithm import OptimizerSpec
 from joynexus.training import call_queue
+from joynexus.training.engine import TrainingEngine
 from joynexus.training.losses import LOSSES, LossFunction, LossInputs, LossRows
 from joynexus.types import Loss, TrainingBatch, TrainingCall
 
@@ -100,7 +101,7 @@ def test_c07_refused_opens_hold_no_slot() -> None:
     for broken, error in [(too_long, SpecError), (no_stats, SpecError), (too_large, AdmissionError)] * 2:
         with pytest.raises(error):
             trainer.open_slot("broken", broken, seed=0)
-    with pytest.raises(AdmissionError, match="'other'.*'tiny'"):
+    with pytest.raises(AdmissionError, match=r"'other'.*'tiny'"):
         trainer.open_slot("broken", elsewhere, seed=0)
     assert trainer.tenants() == {}
     trainer.open_slot("a", policy(), seed=0)
@@ -335,6 +336,19 @@ def test_no_lock_is_held_during_a_forward(monkeypatch: pytest.MonkeyPatch) -> No
     assert waiting.result(timeout=0).optimizer_steps == 2
 
 
+def drive(trainer: TrainingEngine, stop: threading.Event) -> None:
+    while not stop.is_set() or trainer.has_work:
+        if trainer.step() == 0:
+            time.sleep(0.001)
+
+
+def be_client(trainer: TrainingEngine, name: str) -> None:
+    for step in range(8):
+        future = trainer.submit(train_call(name, step, batch(2, step)))
+        if step % 2:
+            future.result(timeout=20)
+
+
 def test_submitting_from_many_threads_equals_submitting_from_one() -> None:
     trainer, plain = engine(), engine()
     names = [f"t{index}" for index in range(4)]
@@ -342,20 +356,8 @@ def test_submitting_from_many_threads_equals_submitting_from_one() -> None:
         for index, name in enumerate(names):
             each.open_slot(name, policy(), seed=index)
     stop = threading.Event()
-
-    def drive() -> None:
-        while not stop.is_set() or trainer.has_work:
-            if trainer.step() == 0:
-                time.sleep(0.001)
-
-    def client(name: str) -> None:
-        for step in range(8):
-            future = trainer.submit(train_call(name, step, batch(2, step)))
-            if step % 2:
-                future.result(timeout=20)
-
-    driver = threading.Thread(target=drive)
-    clients = [threading.Thread(target=client, args=(name,)) for name in names]
+    driver = threading.Thread(target=drive, args=(trainer, stop))
+    clients = [threading.Thread(target=be_client, args=(trainer, name)) for name in names]
     for thread in (driver, *clients):
         thread.start()
     for thread in clients:
@@ -442,7 +444,7 @@ def test_a_prompt_that_is_too_long_fails_its_call() -> None:
     data = with_arrays(batch(1, 1), instructions=("a very long instruction",))
     future = trainer.submit(train_call("a", 0, data))
     drain(trainer)
-    with pytest.raises(InvalidBatchError, match="tenant 'a'.*max_prompt_tokens"):
+    with pytest.raises(InvalidBatchError, match=r"tenant 'a'.*max_prompt_tokens"):
         future.result(timeout=0)
 
 

@@ -109,13 +109,16 @@ def test_c10_nan_rows_and_a_raising_loss_fail_their_tenants_alone(
     for step in range(STEPS):
         calls = {tenant: train_call(TENANTS[tenant], step, data(tenant, step)) for tenant in healthy}
         if step == 3:
-            calls |= {2: train_call(TENANTS[2], 2, poisoned), 3: train_call(TENANTS[3], 2, data(3, 2), loss=broken_loss)}
+            calls |= {
+                2: train_call(TENANTS[2], 2, poisoned),
+                3: train_call(TENANTS[3], 2, data(3, 2), loss=broken_loss),
+            }
         futures |= {tenant: trainer.submit(call) for tenant, call in sorted(calls.items())}
         while trainer.has_work:
             trainer.step()
     with pytest.raises(NonFiniteError, match="state: 1 of"):
         futures[2].result(timeout=0)
-    with pytest.raises(TenantFailedError, match="tenant-3.*RuntimeError: a bug in the tenant's own loss"):
+    with pytest.raises(TenantFailedError, match=r"tenant-3.*RuntimeError: a bug in the tenant's own loss"):
         futures[3].result(timeout=0)
     for tenant in healthy:
         assert_same(parameters(trainer, TENANTS[tenant]), alone[tenant])

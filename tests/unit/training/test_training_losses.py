@@ -25,6 +25,7 @@ from training_world import (
 
 from joynexus.errors import InvalidBatchError, UnknownComponentError
 from joynexus.models.action_module import ActionModule, Decision, Evaluation, ModuleDims, masked_row_mean
+from joynexus.models.policy import encode, prefix_keys, prepare_prefix
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.action_module import GaussianModuleSpec
 from joynexus.training.losses import LOSSES, MAX_LOG_RATIO, LossInputs, find_loss
@@ -169,8 +170,8 @@ def test_a_loss_that_scores_traces_needs_them_and_a_module_that_can() -> None:
         trainer.submit(train_call("oft", 0, batch(1, 1, extras=needed), loss=Loss(name="ppo")))
     with pytest.raises(InvalidBatchError, match=r"'trace/...' are missing"):
         trainer.submit(train_call("gaussian", 0, batch(1, 1, extras=needed), loss=Loss(name="ppo")))
+    lacking = {name: value for name, value in needed.items() if name != "returns"}
     with pytest.raises(InvalidBatchError, match=r"extra 'returns' is missing"):
-        lacking = {name: value for name, value in needed.items() if name != "returns"}
         trainer.submit(train_call("gaussian", 0, batch(1, 1, extras=lacking), loss=Loss(name="ppo")))
 
 
@@ -243,7 +244,6 @@ def test_ppo_learns_to_prefer_the_better_decision() -> None:
     rng = np.random.default_rng(0)
     data = batch(8, 1)
     chosen = rng.standard_normal((8, HORIZON, ACTION_DIM)).astype(np.float32)
-    from joynexus.models.policy import encode, prefix_keys, prepare_prefix
 
     def score() -> torch.Tensor:
         slot = trainer._slot("a")
