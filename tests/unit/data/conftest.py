@@ -27,9 +27,9 @@ def _episode(group: h5py.Group, index: int, steps: int, *, cameras: Sequence[str
     qpos = np.full((steps + 1, 9), index, dtype=np.float32)
     qpos[:, 8] = time
     agent["qpos"] = qpos
-    agent["qvel"] = np.broadcast_to(time[:, None], (steps + 1, 9)).copy()
+    agent["qvel"] = np.full((steps + 1, 9), -1.0, dtype=np.float32)
     extra = group.create_group("obs/extra", track_order=True)
-    extra["tcp_pose"] = np.full((steps + 1, 7), 3.0, dtype=np.float32)
+    extra["tcp_pose"] = np.broadcast_to(time[:, None], (steps + 1, 7)).copy()
     extra["is_grasped"] = (time % 2).astype(np.bool_)
     extra["goal_pos"] = np.full((steps + 1, 3), 5.0, dtype=np.float32)
     for number, camera in enumerate(cameras):

@@ -55,6 +55,14 @@ def test_the_contract_tells_what_the_files_tell(write_file: Writer):
     assert (contract.action_dim, contract.control_mode, contract.gripper) == (7, "pd_ee_delta_pose", "open_positive")
 
 
+def test_nested_parts_of_the_state_are_flattened_and_named_by_their_path(write_file: Writer):
+    path = write_file(lengths=(4,))
+    _edit(path, lambda file: file["traj_0/obs/extra"].create_dataset("left/goal", data=np.full((5, 2), 8.0, "f4")))
+    dataset = _open(path)
+    assert [field.name for field in dataset.contract.state][1:] == ["goal_pos", "is_grasped", "left.goal", "tcp_pose"]
+    assert dataset.read([1], 1).observation.state[0, 13:].tolist() == [8.0] * 2 + [1.0] * 7
+
+
 def test_a_robot_without_gripper_declares_none(write_file: Writer):
     path = write_file(env_kwargs={"robot_uids": "panda_stick"})
     assert _open(path).contract.gripper == "none"
