@@ -269,6 +269,9 @@ class PolicySnapshot:
     stats: PolicyStats | None
     seed: int
     """The tenant's."""
+    weight: float = 1.0
+    """Fair share of the replicas against other tenants."""
+    priority: Literal["low", "normal", "high"] = "normal"
 
     @property
     def nbytes(self) -> int:

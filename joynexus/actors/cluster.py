@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray import serve
 
-from joynexus.actors import names
+from joynexus.actors import names, ray_calls
 from joynexus.actors.master import Master
 from joynexus.actors.roles import Role, RoleClient, end_role, start_role
 from joynexus.errors import ServiceError
@@ -104,9 +104,9 @@ def find_service(service: str | None = None) -> str:
         ServiceError: If none runs, or several do and none was named.
     """
     running = sorted(
-        str(each["namespace"]).removeprefix(NAMESPACE_PREFIX)
-        for each in ray.util.list_named_actors(all_namespaces=True)
-        if each["name"] == names.MASTER and str(each["namespace"]).startswith(NAMESPACE_PREFIX)
+        namespace.removeprefix(NAMESPACE_PREFIX)
+        for namespace, name in ray_calls.named_actors()
+        if name == names.MASTER and namespace.startswith(NAMESPACE_PREFIX)
     )
     if service is not None and service in running:
         return service

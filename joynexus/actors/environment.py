@@ -73,7 +73,7 @@ class EnvironmentActor:
             AssetsMissingError: If the task needs files that are not here.
             SpecError: If the task does not exist.
         """
-        return (await asyncio.to_thread(self._open, environment)).contract
+        return await asyncio.to_thread(self._contract, environment)
 
     def _open(self, spec: EnvironmentSpec) -> VectorSession:
         if self._session is not None and self._opened == spec:
@@ -83,6 +83,10 @@ class EnvironmentActor:
         self._session = VectorSession(spec, ViewSpec(cameras=seen.cameras, image_size=seen.image_size))
         self._opened = spec
         return self._session
+
+    def _contract(self, spec: EnvironmentSpec) -> InterfaceContract:
+        """Open an environment and ask it; the session starts its simulators only now, which takes seconds."""
+        return self._open(spec).contract
 
     def _close(self) -> None:
         if self._session is not None:
@@ -223,7 +227,7 @@ class EnvironmentActor:
 
     async def env_open(self, environment: EnvironmentSpec) -> InterfaceContract:
         """Open a session of one's own; ``env_reset`` and ``env_step`` act on it."""
-        return (await asyncio.to_thread(self._open, environment)).contract
+        return await asyncio.to_thread(self._contract, environment)
 
     async def env_reset(self, starts: dict[int, EpisodeStart]) -> dict[int, Observation]:
         """Begin episodes in the named environments; the others are not touched."""

@@ -15,9 +15,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from joynexus.actors import ray_calls
 from joynexus.actors.roles import Role, end_role, start_role
 from joynexus.errors import JoyNexusError
-from joynexus.scheduling.health import FailTenant, HealthMonitor, Restart
+from joynexus.scheduling.health import HealthMonitor, Restart
 from joynexus.specs.service import HealthSpec
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class HealthManager:
                 continue
             if isinstance(action, Restart):
                 self._restart(entry, action.reason)
-            elif isinstance(action, FailTenant):
+            else:
                 log.error("role %s is given up: %s", action.role, action.reason)
                 self._on_failed(entry.role, action.reason)
 
@@ -110,8 +111,7 @@ class HealthManager:
         now, name = time.monotonic(), entry.role.name
         if entry.ping is None:
             entry.ping, entry.pinged_at = entry.handle.ping.remote(), now
-        ready, _ = ray.wait([entry.ping], timeout=0)
-        if not ready:
+        if not ray_calls.is_ready(entry.ping):
             if now - entry.pinged_at > self._spec.timeout_s:
                 self._monitor.missed(name, now=now)
                 entry.ping = None

@@ -8,19 +8,19 @@ Nothing ever waits for a publication.
 import asyncio
 import logging
 import uuid
-from typing import Any
+from typing import Any, cast
 
-import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
-from joynexus.actors import names
+from joynexus.actors import names, ray_calls
+from joynexus.actors.policy_store import Changes, Known
 from joynexus.errors import ServiceError, TenantNotFoundError
 from joynexus.inference.engine import InferenceEngine
 from joynexus.queues.inference_queue import GroupBatcher
 from joynexus.specs.service import ServiceSpec
-from joynexus.types import ActionChunk, PredictRequest
+from joynexus.types import ActionChunk, PolicySnapshot, PredictRequest
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class InferenceReplica:
         self._namespace = names.namespace(spec.service)
         self._engine = InferenceEngine.load(spec.backbones[backbone], spec.inference, backbone_name=backbone)
         self._batcher = GroupBatcher(self._engine.predict, self._engine.signature_of, spec.inference)
+        self._known: Known = {}
         self._arrived = asyncio.Condition()
         self._following: asyncio.Task[None] | None = None
         self._start_following()
@@ -56,7 +57,7 @@ class InferenceReplica:
         """Take over new versions for ever; a store that is gone is looked up again."""
         while True:
             try:
-                store = ray.get_actor(names.POLICY_STORE, namespace=self._namespace)
+                store = ray_calls.actor(names.POLICY_STORE, self._namespace)
                 while True:
                     await self._poll(store)
             except (RayError, ValueError) as error:
@@ -64,15 +65,18 @@ class InferenceReplica:
                 await asyncio.sleep(0.5)
 
     async def _poll(self, store: Any) -> None:  # noqa: ANN401
-        versions = self._engine.versions()
-        changes = await store.follow.remote(self._replica_id, self._backbone, versions, self._usage(), POLL_S)
+        changes: Changes = await store.follow.remote(
+            self._replica_id, self._backbone, self._known, self._usage(), POLL_S
+        )
         for tenant in changes.removed:
             self._engine.remove_policy(tenant)
             self._batcher.remove_tenant(tenant)
         for reference in changes.snapshots:
-            snapshot = await reference
+            snapshot: PolicySnapshot = await reference
             await asyncio.to_thread(self._engine.set_policy, snapshot)
+            self._batcher.set_share(snapshot.tenant, snapshot.weight, snapshot.priority)
         if changes.removed or changes.snapshots:
+            self._known = changes.known
             async with self._arrived:
                 self._arrived.notify_all()
 
@@ -144,4 +148,7 @@ def deploy_replicas(spec: ServiceSpec, backbone: str) -> DeploymentHandle[Any]:
         graceful_shutdown_timeout_s=2,
     )(InferenceReplica)
     application = deployment.bind(spec.model_dump_json(), backbone)
-    return serve.run(application, name=names.application(spec.service, backbone), route_prefix=None)
+    return cast(
+        "DeploymentHandle[Any]",
+        serve.run(application, name=names.application(spec.service, backbone), route_prefix=None),
+    )

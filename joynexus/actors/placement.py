@@ -1,13 +1,12 @@
 """From a plan to placement groups, with a clear refusal in place of a hang."""
 
-import time
 from collections.abc import Sequence
-from typing import Any
 
 import ray
-from ray.util import get_placement_group, placement_group, placement_group_table, remove_placement_group
+from ray.util import get_placement_group, placement_group, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 
+from joynexus.actors import ray_calls
 from joynexus.errors import PlacementError
 from joynexus.scheduling.placement import NodeResources, check_bundles, service_bundles
 from joynexus.specs.base import Resources
@@ -39,7 +38,7 @@ def create_group(
     group = placement_group([as_bundle(each) for each in bundles], strategy=strategy, name=name, lifetime="detached")
     if group.wait(timeout_s):
         return group
-    state = placement_group_table(group)["stats"]["scheduling_state"]
+    state = ray_calls.scheduling_state(group)
     remove_placement_group(group)
     needed = {key: sum(as_bundle(each).get(key, 0.0) for each in bundles) for key in ("CPU", "GPU")}
     free = {key: ray.available_resources().get(key, 0.0) for key in ("CPU", "GPU")}
@@ -85,16 +84,4 @@ def as_bundle(resources: Resources) -> dict[str, float]:
 
 def cluster_nodes() -> list[NodeResources]:
     """Total resources of each living node."""
-    nodes: list[dict[str, Any]] = ray.nodes()
-    return [
-        NodeResources(name=str(node["NodeManagerAddress"]), total=dict(node["Resources"]))
-        for node in nodes
-        if node["Alive"]
-    ]
-
-
-def wait_until_free(name: str, timeout_s: float = 10.0) -> None:
-    """Wait until a removed group is gone from the table."""
-    deadline = time.monotonic() + timeout_s
-    while find_group(name) is not None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    return [NodeResources(name=name, total=total) for name, total in ray_calls.living_nodes()]

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -22,14 +22,24 @@ REPLICA_SILENCE_S = 15.0
 """A replica that has not polled for this long no longer counts for ``served``."""
 
 
+Known = Mapping[str, tuple[int, int]]
+"""What a replica holds: by tenant, the life of its name and the newest version."""
+
+
 @dataclass(kw_only=True, slots=True)
 class _Entry:
     """The resident versions of one tenant: the base and the newest."""
 
+    life: int
+    """Which life of the tenant's name: one that left and came back is another tenant."""
     backbone: str
     base: Any
     newest: Any
     version: int
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        return self.life, self.version
 
 
 @dataclass(kw_only=True, slots=True)
@@ -37,7 +47,7 @@ class _Replica:
     """What a replica said at its last poll."""
 
     backbone: str
-    known: Mapping[str, int]
+    known: "Known"
     usage: Mapping[str, Any]
     seen_at: float
 
@@ -49,6 +59,9 @@ class Changes:
     snapshots: list[Any] = field(default_factory=list[Any])
     """Object references of :class:`PolicySnapshot`, each to be fetched by the replica."""
     removed: list[str] = field(default_factory=list[str])
+    """Tenants to forget, before anything is loaded: one that was made anew is among both."""
+    known: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """What the replica holds afterwards; it says so at its next poll."""
 
 
 class PolicyStore:
@@ -57,6 +70,7 @@ class PolicyStore:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._replicas: dict[str, _Replica] = {}
+        self._lives = 0
         self._changed = asyncio.Condition()
 
     async def ping(self) -> dict[str, int]:
@@ -76,11 +90,16 @@ class PolicyStore:
         entry = self._entries.get(snapshot.tenant)
         if entry is not None and snapshot.version <= entry.version:
             return False
-        reference = await asyncio.to_thread(ray.put, snapshot)
+        reference: Any = await asyncio.to_thread(cast("Any", ray).put, snapshot)
         async with self._changed:
             base = reference if entry is None or snapshot.version == 0 else entry.base
+            self._lives += entry is None
             self._entries[snapshot.tenant] = _Entry(
-                backbone=backbone, base=base, newest=reference, version=snapshot.version
+                life=self._lives if entry is None else entry.life,
+                backbone=backbone,
+                base=base,
+                newest=reference,
+                version=snapshot.version,
             )
             self._changed.notify_all()
         return True
@@ -92,14 +111,14 @@ class PolicyStore:
             self._changed.notify_all()
 
     async def follow(
-        self, replica: str, backbone: str, known: Mapping[str, int], usage: Mapping[str, Any], timeout_s: float
+        self, replica: str, backbone: str, known: Known, usage: Mapping[str, Any], timeout_s: float
     ) -> Changes:
         """Wait until a replica lacks something, or has something too much.
 
         Args:
             replica: The replica's id.
             backbone: What it serves.
-            known: Newest version that it holds, by tenant.
+            known: What it holds.
             usage: Its usage so far, for the ledger.
             timeout_s: Answer empty after this long, so that usage is reported again.
 
@@ -115,16 +134,22 @@ class PolicyStore:
                 return Changes()
             return self._changes(backbone, known)
 
-    def _lacks(self, backbone: str, known: Mapping[str, int]) -> bool:
-        mine = {tenant: entry.version for tenant, entry in self._entries.items() if entry.backbone == backbone}
-        return mine != dict(known)
+    def _marks(self, backbone: str) -> dict[str, tuple[int, int]]:
+        return {tenant: entry.mark for tenant, entry in self._entries.items() if entry.backbone == backbone}
 
-    def _changes(self, backbone: str, known: Mapping[str, int]) -> Changes:
-        changes = Changes(removed=[tenant for tenant in known if tenant not in self._entries])
-        for tenant, entry in self._entries.items():
-            if entry.backbone != backbone or known.get(tenant) == entry.version:
+    def _lacks(self, backbone: str, known: Known) -> bool:
+        return self._marks(backbone) != dict(known)
+
+    def _changes(self, backbone: str, known: Known) -> Changes:
+        marks = self._marks(backbone)
+        gone = [tenant for tenant, (life, _) in known.items() if tenant not in marks or marks[tenant][0] != life]
+        changes = Changes(removed=gone, known=marks)
+        for tenant, mark in marks.items():
+            if known.get(tenant) == mark:
                 continue
-            if tenant not in known and entry.base is not entry.newest:
+            entry = self._entries[tenant]
+            is_new = tenant not in known or tenant in gone
+            if is_new and entry.base is not entry.newest:
                 changes.snapshots.append(entry.base)
             changes.snapshots.append(entry.newest)
         return changes
@@ -151,7 +176,7 @@ class PolicyStore:
             for each in self._replicas.values()
             if each.backbone == entry.backbone and time.monotonic() - each.seen_at < REPLICA_SILENCE_S
         ]
-        return bool(alive) and all(each.known.get(tenant, -1) >= version for each in alive)
+        return bool(alive) and all(each.known.get(tenant, (0, -1)) >= (entry.life, version) for each in alive)
 
     async def inference_usage(self) -> dict[str, Mapping[str, Any]]:
         """Return the last usage that each replica told, dead ones included."""

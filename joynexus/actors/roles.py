@@ -7,13 +7,14 @@ be told what to do: the health manager makes it anew under the same name and rep
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from joynexus.actors import ray_calls
 from joynexus.errors import JoyNexusError, ServiceError
 from joynexus.specs.base import Resources
 
@@ -74,7 +75,7 @@ def start_role(role: Role, namespace: str) -> Any:  # noqa: ANN401  # Ray's hand
     deadline = time.monotonic() + NAME_FREE_S
     while True:
         try:
-            return ray.remote(role.actor_class).options(**options).remote(*role.arguments)
+            return cast("Any", ray.remote(role.actor_class)).options(**options).remote(*role.arguments)
         except ValueError as error:  # the name of an actor that was just killed frees after about half a second
             if time.monotonic() > deadline:
                 raise ServiceError(f"{role.name}: cannot be started: {error}. Run 'joynexus down' first.") from error
@@ -88,7 +89,7 @@ def find_role(name: str, namespace: str) -> Any:  # noqa: ANN401
         ServiceError: If there is none.
     """
     try:
-        return ray.get_actor(name, namespace=namespace)
+        return ray_calls.actor(name, namespace)
     except ValueError as error:
         raise ServiceError(f"{name}: not running in {namespace!r}. See 'joynexus status'.") from error
 
@@ -100,7 +101,7 @@ def end_role(name: str, namespace: str) -> bool:
         Whether there was one.
     """
     try:
-        ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
+        ray.kill(ray_calls.actor(name, namespace), no_restart=True)
     except ValueError:
         return False
     return True

@@ -9,10 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import ray
-from ray.util.placement_group import placement_group_table
-
-from joynexus.actors import names
+from joynexus.actors import names, ray_calls
 from joynexus.actors.environment import EnvironmentActor
 from joynexus.actors.health import HealthManager
 from joynexus.actors.placement import create_group, remove_group
@@ -100,15 +97,13 @@ class TenantRoles:
             if not name.startswith(names.producer("")):
                 self._close(name)
             end_role(name, self._namespace)
-        for entry in placement_group_table().values():
-            name = str(entry["name"])
-            if entry["state"] != "REMOVED" and (name == self._group or name.startswith(f"{self._group}:")):
+        for name in ray_calls.group_states():
+            if name == self._group or name.startswith(f"{self._group}:"):
                 remove_group(name)
 
     def _living(self) -> list[str]:
         prefixes = (names.producer(self._spec.tenant), f"{names.environment(self._spec.tenant, 0)[:-1]}")
-        actors: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
-        mine = [each["name"] for each in actors if each["namespace"] == self._namespace]
+        mine = [name for namespace, name in ray_calls.named_actors() if namespace == self._namespace]
         return [name for name in mine if name == prefixes[0] or name.startswith(prefixes[1])]
 
     def _close(self, name: str) -> None:

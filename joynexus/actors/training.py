@@ -9,6 +9,7 @@ so that no state needs a lock and no step waits for the control plane. ``ping`` 
 """
 
 import asyncio
+import dataclasses
 import logging
 import queue
 import threading
@@ -19,15 +20,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-import ray
 from ray.exceptions import RayError
 
-from joynexus.actors import names
+from joynexus.actors import names, ray_calls
 from joynexus.errors import ServiceError
 from joynexus.models.backbone import load_backbone
 from joynexus.observability.records import progress_metrics, result_metrics
 from joynexus.observability.sinks import MetricsWriter
 from joynexus.queues.training_queue import Lease
+from joynexus.scheduling.fairness import Priority
 from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import RlSpec, SftSpec, TenantSpec
 from joynexus.training.engine import TrainingEngine
@@ -67,6 +68,7 @@ class TrainingActor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._metrics: dict[str, MetricsWriter] = {}
+        self._shares: dict[str, tuple[float, Priority]] = {}
         self._fault: str | None = None
         self._renewed_at = 0.0
 
@@ -166,7 +168,7 @@ class TrainingActor:
     # ---- tasks on the event loop
 
     def _queue(self) -> Any:  # noqa: ANN401
-        return ray.get_actor(names.queue(self._backbone), namespace=self._namespace)
+        return ray_calls.actor(names.queue(self._backbone), self._namespace)
 
     async def _feed(self) -> None:
         """Gather the next group while the compute thread is busy with this one."""
@@ -208,7 +210,9 @@ class TrainingActor:
     def _hand_over(self, snapshot: PolicySnapshot) -> None:
         """Called by the runtime, on the compute thread."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._snapshots.put_nowait, snapshot)
+            weight, priority = self._shares.get(snapshot.tenant, (1.0, "normal"))
+            marked = dataclasses.replace(snapshot, weight=weight, priority=priority)
+            self._loop.call_soon_threadsafe(self._snapshots.put_nowait, marked)
 
     async def _publish(self) -> None:
         """Hand snapshots to the PolicyStore in order, until it has them."""
@@ -216,7 +220,7 @@ class TrainingActor:
             snapshot = await self._snapshots.get()
             while True:
                 try:
-                    store = ray.get_actor(names.POLICY_STORE, namespace=self._namespace)
+                    store = ray_calls.actor(names.POLICY_STORE, self._namespace)
                     await store.publish.remote(self._backbone, snapshot)
                     break
                 except (RayError, ValueError) as error:
@@ -243,6 +247,7 @@ class TrainingActor:
         await self._command(lambda: self._open(spec, Path(folder), stats))
 
     def _open(self, spec: TenantSpec, folder: Path, stats: PolicyStats | None) -> None:
+        self._shares[spec.tenant] = (spec.weight, spec.priority)
         self._runtime.open_tenant(spec, folder, stats)
         if spec.tenant not in self._metrics:
             self._metrics[spec.tenant] = MetricsWriter(folder)
@@ -258,6 +263,7 @@ class TrainingActor:
     def _close(self, tenant: str) -> None:
         self._runtime.close_tenant(tenant)
         self._metrics.pop(tenant).close()
+        self._shares.pop(tenant, None)
 
     async def start_workload(self, tenant: str, index: int, workload: SftSpec | RlSpec) -> WorkloadProgress:
         """Begin a training workload, or tell how far it is."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
@@ -38,8 +38,8 @@ class Future(Generic[Answer]):
         """
         try:
             if isinstance(self._pending, DeploymentResponse):
-                return self._pending.result(timeout_s=timeout_s)
-            return ray.get(self._pending, timeout=timeout_s)
+                return cast("Answer", cast("Any", self._pending).result(timeout_s=timeout_s))
+            return cast("Answer", ray.get(self._pending, timeout=timeout_s))
         except GetTimeoutError as error:
             raise TimeoutError(f"no answer within {timeout_s} s") from error
         except RayTaskError as error:

@@ -5,7 +5,7 @@ take effect in the order in which they were made, awaited or not.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,13 +75,14 @@ class Run:
             TenantFailedError: With the reason, if it failed.
             TimeoutError: After ``timeout_s``; the tenant goes on.
         """
-        return self._wait(lambda status: status["status"] in ENDED, timeout_s)
+        return self.wait_for(lambda status: status["status"] in ENDED, timeout_s)
 
     def wait_until_running(self, timeout_s: float) -> dict[str, Any]:
         """Wait until the tenant's slot is open and its version 0 is served."""
-        return self._wait(lambda status: status["status"] not in ("PENDING",), timeout_s)
+        return self.wait_for(lambda status: status["status"] not in ("PENDING",), timeout_s)
 
-    def _wait(self, reached: Any, timeout_s: float | None) -> dict[str, Any]:  # noqa: ANN401
+    def wait_for(self, reached: Callable[[dict[str, Any]], bool], timeout_s: float | None) -> dict[str, Any]:
+        """Wait until the tenant's status is as wanted; returns and raises as :meth:`wait`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             status = self.status()
@@ -119,7 +120,7 @@ class Tenant:
         """Run one more workload (SFT, RL or evaluation) on this tenant's policy, and wait for its results."""
         index: int = self._service.master.call("append", self.name, workload.model_dump_json())
         run = Run(self._service, self.name)
-        status = run._wait(lambda each: each["workloads"][index]["status"] == "COMPLETED", timeout_s)  # noqa: SLF001
+        status = run.wait_for(lambda each: each["workloads"][index]["status"] == "COMPLETED", timeout_s)
         return dict(status["workloads"][index]["results"])
 
     def train(self, workload: Workload, *, timeout_s: float | None = None) -> dict[str, Any]:
@@ -133,11 +134,8 @@ class Tenant:
     # ---- training
 
     def _submit(self, **parts: Any) -> Future[TrainingResult]:  # noqa: ANN401
-        import ray  # noqa: PLC0415
-
         if self._sequence is None:
-            self._sequence = ray.get(self._trainer.next_sequence.remote(self.name))
-        assert self._sequence is not None
+            self._sequence = Future[int](self._trainer.next_sequence.remote(self.name)).result(60.0)
         call = TrainingCall(tenant=self.name, sequence=self._sequence, **parts)
         self._sequence += 1
         return Future(self._trainer.submit.remote(call))
