@@ -11,7 +11,7 @@ from ray.serve.exceptions import BackPressureError as ServeBackPressureError
 from ray.serve.exceptions import RayServeException
 
 from joynexus.actors import names
-from joynexus.actors.roles import GONE, RoleClient, unwrap
+from joynexus.actors.roles import GONE, RoleClient, first_line, unwrap
 from joynexus.errors import BackPressureError, QueueClosedError, ServiceError
 from joynexus.queues.training_queue import PutAnswer
 from joynexus.types import ActionChunk, LaneItem, PredictRequest
@@ -124,6 +124,6 @@ def _persist(call: Callable[[], Answer], patience_s: float, what: str) -> Answer
         except (TimeoutError, RayError) as error:
             last = error
         if time.monotonic() > deadline:
-            raise ServiceError(f"{what}: no replica answered for {patience_s:.0f} s: {last}") from last
+            raise ServiceError(f"{what}: no replica answered for {patience_s:.0f} s: {first_line(last)}") from last
         time.sleep(delay_s)
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)

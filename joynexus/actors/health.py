@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import RayError
 
 from joynexus.actors import ray_calls
-from joynexus.actors.roles import Role, end_role, start_role
+from joynexus.actors.roles import Role, end_role, first_line, start_role
 from joynexus.errors import JoyNexusError
 from joynexus.scheduling.health import HealthMonitor, Restart
 from joynexus.specs.service import HealthSpec
@@ -120,7 +120,7 @@ class HealthManager:
             entry.answer = ray.get(entry.ping)
             self._monitor.answered(name, now=now)
         except (RayError, JoyNexusError) as error:
-            self._monitor.died(name, reason=f"{type(error).__name__}: {str(error).splitlines()[0]}", now=now)
+            self._monitor.died(name, reason=f"{type(error).__name__}: {first_line(error)}", now=now)
         entry.ping = None
 
     def _restart(self, entry: _Watched, reason: str) -> None:

@@ -113,6 +113,11 @@ def unwrap(error: RayTaskError) -> Exception:
     return cause if isinstance(cause, JoyNexusError) else error
 
 
+def first_line(error: BaseException) -> str:
+    """Return an error's first line: Ray's own messages go on for many."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 class RoleClient:
     """Calls a role by name, across its restarts.
 
@@ -156,5 +161,5 @@ class RoleClient:
             except (*GONE, ServiceError) as error:
                 self._handle = None
                 if time.monotonic() > deadline:
-                    raise ServiceError(f"{self.name}: gone for {patience_s:.0f} s during {method}: {error}") from error
+                    raise ServiceError(f"{self.name}: gone for {patience_s:.0f} s during {method}: {first_line(error)}") from error
                 time.sleep(0.25)
