@@ -161,5 +161,7 @@ class RoleClient:
             except (*GONE, ServiceError) as error:
                 self._handle = None
                 if time.monotonic() > deadline:
-                    raise ServiceError(f"{self.name}: gone for {patience_s:.0f} s during {method}: {first_line(error)}") from error
+                    raise ServiceError(
+                        f"{self.name}: gone for {patience_s:.0f} s during {method}: {first_line(error)}"
+                    ) from error
                 time.sleep(0.25)

@@ -22,7 +22,7 @@ from joynexus.actors.records import ENDED, TenantRecord, TenantStatus, WorkloadR
 from joynexus.actors.roles import RoleClient
 from joynexus.actors.tenant_roles import TenantRoles
 from joynexus.errors import JoyNexusError, ServiceError, TenantFailedError
-from joynexus.scheduling.plan import TenantPlan, compile_plan
+from joynexus.scheduling.plan import TenantPlan, compile_plan, items_in_flight
 from joynexus.specs.contract import InterfaceContract, check_policy, check_sources
 from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import EvaluationSpec, RlSpec, SftSpec, TenantSpec
@@ -258,6 +258,7 @@ class TenantDriver:
             workload=index,
             weight=self._spec.weight,
             priority=self._spec.priority,
+            max_in_flight=items_in_flight(self._spec, self._spec.workloads[index]),
             next_episode=progress.next_ordinal if progress.kind == "rl" else 0,
         )
 

@@ -105,6 +105,7 @@ class Lane:
         self.signature = signature
         self.workload = workload
         self.next_episode = next_episode
+        self.max_in_flight = spec.max_in_flight
         self.in_flight: dict[str, Entry] = {}
         self._spec = spec
         self._waiting: deque[Entry] = deque()
@@ -157,7 +158,7 @@ class Lane:
     @property
     def num_leasable(self) -> int:
         """Items that can be leased now: those that wait, up to the limit in flight."""
-        return min(len(self._waiting), max(0, self._spec.max_in_flight - len(self.in_flight)))
+        return min(len(self._waiting), max(0, self.max_in_flight - len(self.in_flight)))
 
     def leasable_samples(self, num_items: int) -> int:
         """Samples of the first ``num_items`` items that can be leased now."""

@@ -40,7 +40,15 @@ class LeaseBook:
         self._holdings: dict[str, _Holding] = {}
 
     def open(
-        self, tenant: str, *, signature: str, workload: int, weight: float, priority: Priority, next_ordinal: int
+        self,
+        tenant: str,
+        *,
+        signature: str,
+        workload: int,
+        weight: float,
+        priority: Priority,
+        next_ordinal: int,
+        max_in_flight: int = 0,
     ) -> None:
         """Open a lane, or bring an open one up to date; see :meth:`TrainingQueue.open_lane`."""
         lane = self._lanes.get(tenant)
@@ -53,6 +61,7 @@ class LeaseBook:
             self._forget(lane.start_workload(workload, next_ordinal))
         lane.next_episode = max(lane.next_episode, next_ordinal)
         lane.signature = signature
+        lane.max_in_flight = max(self._spec.max_in_flight, max_in_flight)
         self._fair.add(tenant, weight, priority)
 
     def close(self, tenant: str) -> None:

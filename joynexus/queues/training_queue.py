@@ -82,6 +82,7 @@ class TrainingQueue:
         weight: float = 1.0,
         priority: Priority = "normal",
         next_episode: int = 0,
+        max_in_flight: int = 0,
     ) -> None:
         """Open a tenant's lane, or bring an open one up to date. Repeating a call changes nothing.
 
@@ -94,6 +95,8 @@ class TrainingQueue:
             priority: Class.
             next_episode: First ordinal that is still to come: of a micro-batch or of an episode. Dataset items
                 below it are duplicates. To go back to an earlier one, close the lane first.
+            max_in_flight: Leased items that the workload needs at once: as many as it uses between two checkpoints,
+                since it acknowledges none before. Counts where it is more than the spec's own limit.
         """
         self._book.open(
             tenant,
@@ -102,6 +105,7 @@ class TrainingQueue:
             weight=weight,
             priority=priority,
             next_ordinal=next_episode,
+            max_in_flight=max_in_flight,
         )
 
     async def close_lane(self, tenant: str) -> None:

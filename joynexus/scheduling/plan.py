@@ -98,6 +98,16 @@ def environment_role(tenant: str, index: int) -> str:
     return f"environment:{tenant}:{index}"
 
 
+def items_in_flight(tenant: TenantSpec, workload: Workload) -> int:
+    """Return how many lane items a workload holds at most before it acknowledges any: those between two checkpoints.
+
+    Twice as many for RL, whose next iteration is collected while this one is learnt from.
+    """
+    if isinstance(workload, SftSpec):
+        return (tenant.checkpoint_every + 2) * workload.gradient_accumulation
+    return 2 * workload.rollout.episodes_per_iteration if isinstance(workload, RlSpec) else 0
+
+
 def compile_plan(tenant: TenantSpec, service: ServiceSpec) -> TenantPlan:
     """Work out what a tenant needs.
 

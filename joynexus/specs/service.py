@@ -59,7 +59,8 @@ class QueueSpec(Spec):
     lane_bytes: int = Field(default=512 << 20, ge=1)
     """Bytes that wait in one tenant's lane."""
     max_in_flight: int = Field(default=64, ge=1)
-    """Items of one tenant that are leased and not yet acknowledged."""
+    """Items of one tenant that are leased and not yet acknowledged; a workload that uses more between two checkpoints
+    gets as many as it needs."""
     lease_s: float = Field(default=120.0, gt=0.0)
     """A lease that is not renewed for this long returns its items to the head of their lanes."""
     ageing_s: float = Field(default=10.0, gt=0.0)

@@ -516,6 +516,17 @@ def test_max_in_flight_holds_a_tenant_back_until_it_acknowledges(run, loop, make
     assert others == ["b/0/0", "b/0/1", "b/0/2"]
 
 
+def test_a_workload_that_needs_more_in_flight_gets_it(run, loop, make_item):
+    queue = TrainingQueue(QueueSpec(max_in_flight=3), clock=loop.time)
+
+    async def main():
+        await queue.open_lane("a", signature="s", workload=0, max_in_flight=5)
+        await put_all(queue, [make_item("a", index) for index in range(9)])
+        return ids(await poll(queue, "a"))
+
+    assert len(run(main())) == 5
+
+
 def test_consumer_killed_while_blocked_in_gather_swallows_nothing(run, queue, make_item):
     async def main():
         await open_lanes(queue, "a")

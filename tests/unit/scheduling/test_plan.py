@@ -1,7 +1,7 @@
 import pytest
 
 from joynexus.errors import AdmissionError, SpecError, UnknownComponentError
-from joynexus.scheduling.plan import TenantPlan, compile_plan
+from joynexus.scheduling.plan import TenantPlan, compile_plan, items_in_flight
 from joynexus.scheduling.sharing import sharing
 from joynexus.specs.signature import prefix_layout
 
@@ -101,3 +101,10 @@ def test_sharing_names_partners_and_the_fields_that_keep_others_apart(make_tenan
     assert (a.shares_with, b.shares_with, c.shares_with, d.shares_with) == (("b",), ("a",), (), ())
     assert a.differs == {"c": {"image_size": ([64, 64], [96, 64])}, "d": {"backbone": ("lite", "twin")}}
     assert c.differs["a"] == {"image_size": ([96, 64], [64, 64])}
+
+
+def test_items_in_flight_reach_from_one_checkpoint_to_the_next(make_tenant, sft, rl):
+    tenant = make_tenant("a", sft(gradient_accumulation=4), rl(), checkpoint_every=25)
+    supervised, reinforced = tenant.workloads
+    assert items_in_flight(tenant, supervised) >= 25 * 4
+    assert items_in_flight(tenant, reinforced) >= reinforced.rollout.episodes_per_iteration
