@@ -104,7 +104,7 @@ def test_sharing_names_partners_and_the_fields_that_keep_others_apart(make_tenan
 
 
 def test_items_in_flight_reach_from_one_checkpoint_to_the_next(make_tenant, sft, rl):
-    tenant = make_tenant("a", sft(gradient_accumulation=4), rl(), checkpoint_every=25)
+    tenant = make_tenant("a", sft(gradient_accumulation=4), rl())
     supervised, reinforced = tenant.workloads
     assert items_in_flight(tenant, supervised) >= 25 * 4
     assert items_in_flight(tenant, reinforced) >= reinforced.rollout.episodes_per_iteration
