@@ -60,7 +60,7 @@ class _Checks:
             lambda: self._step(np.full((1, contract.action_dim), np.nan, dtype=np.float32)), "a NaN action is executed"
         )
         still = np.zeros((CHECK_STEPS - 2, contract.action_dim), dtype=np.float32)
-        outcome = self._step(still, record=True)
+        outcome = self._step(still, record=bool(self._view.cameras))
         self._outcome(outcome, len(still), contract)
         self._repeatable(first, outcome, still)
         self._end(contract)
