@@ -100,7 +100,9 @@ class TenantRun:
             The version.
         """
         self.check_idle("sync_weights")
-        return self._new_version()
+        version = self._new_version()
+        self._publications.publish(self._engine.snapshot(self.tenant))
+        return version
 
     # ---- the workload
 
@@ -268,7 +270,6 @@ class TenantRun:
         if self._learner is not None:
             self._learner.version = version
         self._save(is_published=True)
-        self._publications.publish(self._engine.snapshot(self.tenant))
         return version
 
     def _save(self, *, is_published: bool) -> None:
@@ -309,7 +310,7 @@ class TenantRun:
             status = self._engine.status(self.tenant)
             if reasons or self._published_steps != status.optimizer_steps:
                 self._new_version(beyond=self.folder.highest_version())
-            elif status.version > 0:
+            if self._engine.status(self.tenant).version > 0:
                 self._publications.newest = self._engine.snapshot(self.tenant)
             return
         if found:

@@ -85,6 +85,16 @@ def test_c04_a_slot_that_was_used_before_learns_as_a_fresh_one(module: str) -> N
     assert [each.metrics["loss"] for each in curves[0]] == [each.metrics["loss"] for each in curves[1]]
 
 
+@pytest.mark.parametrize("module", ["gaussian", "oft", "flow_matching"])
+def test_training_on_one_batch_lowers_its_loss(module: str) -> None:
+    trainer = engine()
+    trainer.open_slot("a", policy(module), seed=0)
+    results = run(trainer, *(train_call("a", step, batch(8, 1)) for step in range(60)))
+    losses = [each.metrics["loss"] for each in results]
+    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
+    assert results[-1].optimizer_steps == 60
+
+
 def test_another_seed_gives_another_module() -> None:
     trainer = engine()
     trainer.open_slot("a", policy(), seed=1)

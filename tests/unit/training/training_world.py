@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from joynexus.models.backbone import Backbone, load_backbone
+from joynexus.models.backbones import smolvlm  # here, so that the slow import is no test's
 from joynexus.specs.action_module import (
     ActionModuleSpec,
     FlowMatchingModuleSpec,
@@ -50,7 +51,9 @@ INSTRUCTIONS = ("pick it", "push it", "lift", "open box")
 
 @cache
 def backbone() -> Backbone:
-    return load_backbone(TINY_SMOLVLM)
+    loaded = load_backbone(TINY_SMOLVLM)
+    assert isinstance(loaded, smolvlm.SmolVlmBackbone)
+    return loaded
 
 
 def policy(module: str | ActionModuleSpec = "oft", **changes: Any) -> PolicySpec:

@@ -1,0 +1,97 @@
+"""Who is charged for what, and what the groups were."""
+
+import itertools
+import time
+
+import pytest
+from training_world import batch, engine, forward_call, policy, run, step_call, train_call
+
+from joynexus.models.action_module import ActionModule
+from joynexus.training import usage
+from joynexus.training.losses import LOSSES, LossFunction, LossInputs, LossRows
+from joynexus.training.usage import UsageLedger
+from joynexus.types import Loss
+
+
+def busy_loss(module: ActionModule, inputs: LossInputs, parameters: object) -> LossRows:
+    end = time.thread_time() + 0.05
+    while time.thread_time() < end:
+        pass
+    return LossRows(loss=module.loss(inputs.prefix, inputs.state, inputs.actions, inputs.steps, inputs.generator))
+
+
+def test_device_seconds_sum_to_the_busy_time_and_follow_who_caused_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSSES, "busy", LossFunction(compute=busy_loss))
+    trainer = engine()
+    for index, name in enumerate(("a", "b", "c")):
+        trainer.open_slot(name, policy(), seed=index)
+    measured = time.thread_time()
+    results = []
+    for step in range(4):
+        calls = [train_call(name, step, batch(2, step + 10 * index)) for index, name in enumerate("ab")]
+        results += run(trainer, *calls, train_call("c", step, batch(2, 90 + step), loss=Loss(name="busy")))
+    measured = time.thread_time() - measured
+    found = trainer.usage()
+    assert sum(found.device_seconds.values()) == pytest.approx(found.busy_seconds, rel=0.05)
+    assert found.busy_seconds <= measured
+    assert found.busy_seconds > 0.5 * measured
+    assert found.device_seconds["c"] > 0.2
+    assert found.device_seconds["c"] > found.device_seconds["a"]
+    charged = sum(result.device_seconds for result in results)
+    assert charged == pytest.approx(found.busy_seconds, rel=0.25)
+
+
+def test_encoded_and_reused_prefixes() -> None:
+    trainer = engine()
+    for index, name in enumerate("ab"):
+        trainer.open_slot(name, policy(), seed=index)
+    first = run(trainer, train_call("a", 0, batch(3, 1)))[0]
+    assert (first.encoded, first.reused) == (3, 0)
+    again = run(trainer, train_call("a", 1, batch(3, 1)), train_call("b", 0, batch(2, 2)))
+    assert [(each.encoded, each.reused) for each in again] == [(0, 3), (2, 0)]
+    found = trainer.usage()
+    assert (found.encoded, found.reused) == (5, 3)
+
+
+def test_a_prefix_that_two_tenants_share_is_encoded_once() -> None:
+    trainer = engine(prefix_store={"device_bytes": 0, "host_bytes": 0})
+    for index, name in enumerate("ab"):
+        trainer.open_slot(name, policy(), seed=index)
+    results = run(trainer, train_call("a", 0, batch(3, 1)), train_call("b", 0, batch(3, 1)))
+    assert sorted((each.encoded, each.reused) for each in results) == [(0, 3), (3, 0)]
+
+
+def test_only_group_steps_with_batches_are_counted() -> None:
+    trainer = engine()
+    for index, name in enumerate("ab"):
+        trainer.open_slot(name, policy(), seed=index)
+    run(trainer, forward_call("a", 0, batch(2, 1)), forward_call("b", 0, batch(3, 2)))
+    run(trainer, step_call("a", 1), step_call("b", 1))
+    run(trainer, train_call("a", 2, batch(1, 3)))
+    found = trainer.usage()
+    assert (found.num_groups, found.mean_tenants, found.mean_samples) == (2, 1.5, 3.0)
+    assert [(group.tenants, group.samples) for group in found.groups] == [(2, 5), (1, 1)]
+    assert found.groups[0].time_s <= found.groups[1].time_s <= time.time()
+
+
+def test_an_idle_step_costs_nobody() -> None:
+    trainer = engine()
+    trainer.open_slot("a", policy(), seed=0)
+    assert trainer.step() == 0
+    assert trainer.usage().busy_seconds == 0.0
+    assert trainer.usage().device_seconds == {}
+
+
+def test_the_record_of_groups_is_bounded_and_spans_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "MAX_GROUPS", 8)
+    ledger = UsageLedger()
+    for number in range(100):
+        ledger.record_group(tenants=1, samples=number, encoded=0, reused=0)
+    found = ledger.usage()
+    assert found.num_groups == 100
+    assert found.mean_samples == 49.5
+    samples = [group.samples for group in found.groups]
+    assert 4 <= len(samples) <= 8
+    assert samples[0] == 0
+    assert samples[-1] >= 80
+    assert len({later - earlier for earlier, later in itertools.pairwise(samples)}) == 1
