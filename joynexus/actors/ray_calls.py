@@ -6,7 +6,9 @@ A handle is ``Any`` on purpose: Ray makes its methods from the class while the p
 from typing import Any, cast
 
 import ray
-from ray.util import placement_group as _module
+from ray.util.placement_group import placement_group_table  # pyright: ignore[reportUnknownVariableType]
+
+_table = cast("Any", placement_group_table)
 
 
 def actor(name: str, namespace: str) -> Any:  # noqa: ANN401
@@ -32,13 +34,13 @@ def named_actors() -> list[tuple[str, str]]:
 
 def group_states() -> dict[str, str]:
     """State of every placement group that is not removed, by name."""
-    table = cast("dict[str, dict[str, Any]]", cast("Any", _module).placement_group_table())
+    table = cast("dict[str, dict[str, Any]]", _table())
     return {str(each["name"]): str(each["state"]) for each in table.values() if each["state"] != "REMOVED"}
 
 
 def scheduling_state(group: Any) -> str:  # noqa: ANN401
     """Why a placement group is not ready: ``INFEASIBLE``, ``NO_RESOURCES``, ..."""
-    return str(cast("Any", _module).placement_group_table(group)["stats"]["scheduling_state"])
+    return str(_table(group)["stats"]["scheduling_state"])
 
 
 def living_nodes() -> list[tuple[str, dict[str, float]]]:

@@ -359,6 +359,8 @@ class TenantDriver:
             action()
         except JoyNexusError as error:
             log.info("clean-up of %s: %s", self.record.name, error)
+        except Exception:
+            log.exception("clean-up of %s", self.record.name)
 
 
 class _Stall:
