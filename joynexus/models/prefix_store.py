@@ -91,7 +91,7 @@ class PrefixStore:
             features: Rows of one signature, all on the device of the backbone.
         """
         self._where = features.hidden.device
-        if self._where.type == "cpu":
+        if not self._has_host_tier():
             self._device.capacity = self._spec.device_bytes + self._spec.host_bytes
         for index, key in enumerate(keys):
             row = features.slice(index, index + 1)
@@ -103,6 +103,10 @@ class PrefixStore:
         """Forget every row; the counters stay."""
         self._device = _Tier(self._device.capacity)
         self._host = _Tier(self._host.capacity)
+
+    def _has_host_tier(self) -> bool:
+        """On a CPU the budget of both tiers is in the first."""
+        return self._where.type != "cpu"
 
     def _find(self, key: bytes) -> PrefixFeatures | None:
         row = self._device.get(key)
@@ -117,7 +121,7 @@ class PrefixStore:
 
     def _keep(self, key: bytes, row: PrefixFeatures) -> None:
         for gone, left in self._device.put(key, row):
-            if self._where.type != "cpu":  # on a CPU the budget of both tiers is already in the first
+            if self._has_host_tier():
                 self._host.put(gone, _map_row(left, Tensor.cpu))
 
 

@@ -50,6 +50,27 @@ def test_on_a_cpu_both_budgets_are_one():
     assert [row is not None for row in kept.lookup([b"a", b"b", b"c", b"d"])] == [False, True, True, True]
 
 
+class TwoTierStore(PrefixStore):
+    """As if the backbone were on an accelerator."""
+
+    def _has_host_tier(self):
+        return True
+
+
+def test_a_row_that_leaves_the_device_waits_on_the_host_and_comes_back():
+    kept = TwoTierStore(PrefixStoreSpec(device_bytes=2 * ROW_BYTES, host_bytes=ROW_BYTES))
+    kept.insert([b"a", b"b", b"c"], features(3))
+    assert (len(kept._device.rows), len(kept._host.rows), kept.nbytes) == (2, 1, 3 * ROW_BYTES)
+    assert kept.lookup([b"a"])[0].hidden.sum() == 0
+    assert [*kept._device.rows] == [b"c", b"a"]
+    assert [*kept._host.rows] == [b"b"]
+    kept.insert([b"b"], features(1, first=5.0))
+    assert kept.lookup([b"b"])[0].hidden[0, 0, 0] == 5
+    assert [*kept._host.rows] == [b"c"]
+    kept.insert([b"d"], features(1))
+    assert [row is not None for row in kept.lookup([b"c", b"a", b"b", b"d"])] == [False, True, True, True]
+
+
 def test_rows_are_copies_that_nobody_outside_can_change():
     kept = store(2)
     given = features(1)
