@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float32, UInt8
-from PIL import Image
 
 from joynexus.errors import ContractError
 from joynexus.types import Array, Observation, ViewSpec
@@ -28,6 +27,8 @@ def fit(frame: UInt8[Array, "any_h any_w 3"], image_size: tuple[int, int]) -> UI
     """Resize a frame to height and width ``image_size``, with antialiasing; one that fits is returned as it is."""
     if frame.shape[:2] == image_size:
         return frame
+    from PIL import Image  # most simulators render at the right size and start faster without it
+
     height, width = image_size
     return np.asarray(Image.fromarray(frame).resize((width, height), Image.Resampling.BILINEAR), dtype=np.uint8)
 

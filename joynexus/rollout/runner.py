@@ -206,7 +206,9 @@ class EpisodeRunner:
         ]
         request = PredictRequest(
             tenant=self._settings.tenant,
-            observation=Observation.concatenate([each.observation for each in episodes if each.observation]),
+            observation=Observation.concatenate(
+                [each.observation for each in episodes if each.observation is not None]
+            ),
             seeds=tuple(seeds),
             deterministic=self._settings.deterministic,
             version=self._settings.version,
