@@ -5,7 +5,7 @@
            at a boundary: version + 1, checkpoint, publish, and only then are the items acknowledged
 
 Whatever fails in one tenant's learner, data or checkpoint fails that tenant's workload, with the reason in its
-progress, and nobody else's. Only ``submit``, ``progress`` and ``usage`` may be called from other threads.
+progress, and nobody else's. Only ``progress`` and ``usage`` may be called from other threads.
 """
 
 from collections.abc import Callable, Sequence
@@ -124,7 +124,7 @@ class TrainingRuntime:
 
     def wanted(self) -> dict[str, int]:
         """Tell how many lane items each tenant's learner can take."""
-        return {tenant: run.room() for tenant, run in self._runs.items()}
+        return {tenant: 0 if run.workload is None else run.workload.room() for tenant, run in self._runs.items()}
 
     def offer(self, items: Sequence[LaneItem]) -> list[str]:
         """Hand leased items to the learners.
@@ -135,7 +135,7 @@ class TrainingRuntime:
         refused: list[str] = []
         for item in items:
             run = self._runs.get(item.tenant)
-            if run is None or not run.offer(item):
+            if run is None or run.workload is None or not run.workload.offer(item):
                 refused.append(item.item_id)
         return refused
 
@@ -144,9 +144,10 @@ class TrainingRuntime:
         runs = list(self._runs.values())
         for run in runs:
             run.publish_pending()
-            run.submit_next()
+            if run.workload is not None:
+                run.workload.submit_next()
         answered = self._engine.step()
-        advances = {run.tenant: run.take_result() for run in runs}
+        advances = {run.tenant: run.advance() for run in runs}
         changed = {tenant: each for tenant, each in advances.items() if each.version is not None}
         return StepOutcome(
             did_work=answered > 0,

@@ -1,4 +1,4 @@
-"""One tenant's run inside the training runtime: its learner, its checkpoints, its publications.
+"""One tenant's run inside the training runtime: its workload, its checkpoints, its publications.
 
 The order at a boundary is what makes a crash harmless:
 
@@ -10,22 +10,19 @@ bit for bit, and the items that come again are known. A published version never 
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from joynexus.errors import CheckpointError, SequenceConflictError, SpecError
-from joynexus.specs.registry import load_implementation
 from joynexus.specs.tenant import EvaluationSpec, RlSpec, SftSpec, TenantSpec
 from joynexus.training.engine import TrainingEngine
 from joynexus.training.json_values import JsonObject
-from joynexus.training.learners.base import Boundary, Learner
-from joynexus.training.learners.sft import SftLearner
+from joynexus.training.learners.base import Boundary
 from joynexus.training.publications import Publications
 from joynexus.training.run_folder import RunFolder
-from joynexus.types import LaneItem, PolicySnapshot, TrainingCall, TrainingResult, WorkloadProgress
+from joynexus.training.workload_run import WorkloadRun, build_learner
+from joynexus.types import PolicySnapshot, TrainingResult, WorkloadProgress
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +43,18 @@ class Advance:
     """Lowest version that the learner still learns from; only with a new version."""
 
 
+@dataclass(kw_only=True, slots=True)
+class SavedWorkload:
+    """The newest workload as it was at its last checkpoint."""
+
+    index: int = -1
+    """-1 before the first."""
+    state: JsonObject | None = None
+    """The learner's."""
+    error: str | None = None
+    is_over: bool = True
+
+
 class TenantRun:
     """A tenant that is open in the runtime. Used by one thread at a time, but for ``progress``."""
 
@@ -60,19 +69,10 @@ class TenantRun:
         self.spec = spec
         self.tenant = spec.tenant
         self.folder = folder
+        self.workload: WorkloadRun | None = None
         self._engine = engine
         self._publications = Publications(publish)
-        self._learner: Learner | None = None
-        self._under_way: Future[TrainingResult] | None = None
-        self._progress: WorkloadProgress | None = None
-        """Newest; read by other threads."""
-        self._error: str | None = None
-        self._workload = -1
-        """Newest training workload; in a resumed run, that of the checkpoint, before it is started again."""
-        self._learner_state: JsonObject | None = None
-        """Of that workload, at its last checkpoint."""
-        self._is_finished = True
-        """Whether that workload is over, be it failed."""
+        self._saved = SavedWorkload()
         self._published_steps = 0
         """Optimizer steps in the newest version."""
         self._resume()
@@ -80,6 +80,22 @@ class TenantRun:
     def is_of(self, spec: TenantSpec, folder: Path) -> bool:
         """Whether it is the run of this tenant in this folder; workloads may have come since it was opened."""
         return self.folder.folder == folder and self.spec == spec.model_copy(update={"workloads": self.spec.workloads})
+
+    @property
+    def progress(self) -> WorkloadProgress | None:
+        """How far the newest workload is; None before the first."""
+        return None if self.workload is None else self.workload.progress
+
+    def check_idle(self, what: str) -> None:
+        """Refuse what would disturb a running workload.
+
+        Raises:
+            SequenceConflictError: If one runs.
+        """
+        if self.workload is not None and self.workload.is_busy:
+            raise SequenceConflictError(
+                f"tenant {self.tenant!r}: {what} while workload {self.workload.index} runs. Wait for its end."
+            )
 
     # ---- versions
 
@@ -100,7 +116,8 @@ class TenantRun:
             The version.
         """
         self.check_idle("sync_weights")
-        version = self._new_version()
+        version = self._engine.advance_version(self.tenant)
+        self._save(is_published=True)
         self._publications.publish(self._engine.snapshot(self.tenant))
         return version
 
@@ -118,96 +135,30 @@ class TenantRun:
             SequenceConflictError: If another one is not finished.
         """
         spec = self._with_workload(index, workload)
-        if index < self._workload:
+        if index < self._saved.index:
             return self._ended(spec, index)
-        if self._learner is None or index > self._workload:
+        if self.workload is None or index > self.workload.index:
             self.check_idle(f"start_workload {index}")
-            self._start(spec, index)
-        assert self._progress is not None
-        return self._progress
+            self.workload = self._begin(spec, index)
+        return self.workload.progress
 
-    def room(self) -> int:
-        """How many lane items the learner can take."""
-        if self._learner is None or not self.is_busy:
-            return 0
-        try:
-            return self._learner.room()
-        except Exception as error:  # noqa: BLE001  # the tenant's boundary
-            self._fail(error)
-            return 0
-
-    def offer(self, item: LaneItem) -> bool:
-        """Hand an item to the learner; False if there is no use for it, so that it can be acknowledged."""
-        if self._learner is None or not self.is_busy:
-            return False
-        try:
-            is_taken = self._learner.offer(item) == "ok"
-            self._look(self._learner)
-        except Exception as error:  # noqa: BLE001  # the tenant's boundary
-            self._fail(error)
-            return False
-        return is_taken
-
-    def submit_next(self) -> None:
-        """Give the engine the learner's next call, if there is one and none is under way."""
-        if self._learner is None or self._under_way is not None or not self.is_busy:
-            return
-        try:
-            call = self._learner.next_call()
-            if call is not None:
-                sequence = self._engine.status(self.tenant).next_sequence
-                self._under_way = self._engine.submit(
-                    TrainingCall(
-                        tenant=self.tenant,
-                        sequence=sequence,
-                        batch=call.batch,
-                        loss=call.loss,
-                        optimizer=call.optimizer,
-                        schedule_steps=call.schedule_steps,
-                    )
-                )
-        except Exception as error:  # noqa: BLE001  # the tenant's boundary
-            self._fail(error)
-
-    def take_result(self) -> Advance:
-        """Take in the result of the call under way, and do what is due at its boundary."""
-        if self._learner is None or self._under_way is None or not self._under_way.done():
+    def advance(self) -> Advance:
+        """Take in the answer to the learner's call, if it is there, and do what is due at its boundary."""
+        workload = self.workload
+        answered = None if workload is None else workload.take_answer()
+        if workload is None or answered is None:
             return Advance()
-        future, self._under_way = self._under_way, None
         try:
-            before = 0 if self._progress is None else self._progress.iterations
-            result = future.result()
-            advance = self._pass(self._learner, self._learner.on_result(result))
-            progress = self._look(self._learner)
+            before, result = workload.progress.iterations, answered.result()
+            boundary = workload.learner.on_result(result)
+            progress = workload.look()
+            advance = self._pass(workload, boundary)
         except Exception as error:  # noqa: BLE001  # the tenant's boundary
-            self._fail(error)
+            workload.fail(error)
             return Advance()
         advance.result = result
-        advance.progress = progress if progress.iterations > before else None
+        advance.progress = workload.progress if progress.iterations > before else None
         return advance
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a workload runs."""
-        return self._learner is not None and not self._is_finished
-
-    def check_idle(self, what: str) -> None:
-        """Refuse what would disturb a running workload.
-
-        Raises:
-            SequenceConflictError: If one runs.
-        """
-        if self.is_busy:
-            raise SequenceConflictError(
-                f"tenant {self.tenant!r}: {what} while workload {self._workload} runs. Wait for its end."
-            )
-
-    @property
-    def progress(self) -> WorkloadProgress | None:
-        """How far the newest workload is; None before the first."""
-        return self._progress
-
-    # ---- inside
 
     def _with_workload(self, index: int, workload: SftSpec | RlSpec | None) -> TenantSpec:
         """Return the tenant's spec with this workload in its place; those before it are never looked at."""
@@ -222,78 +173,55 @@ class TenantRun:
             )
         return self.spec
 
-    def _start(self, spec: TenantSpec, index: int) -> None:
-        is_resumed = index == self._workload
-        if not is_resumed:
-            if not self._is_finished:
-                before = self._workload
-                log.warning("tenant %s: workload %d starts, though %d had not ended", self.tenant, index, before)
-            self._engine.reset_optimizer(self.tenant)
-            self._error = None
-        learner = _build_learner(spec, index)
+    def _begin(self, spec: TenantSpec, index: int) -> WorkloadRun:
+        learner = build_learner(spec, index)
         learner.version = self._engine.status(self.tenant).version
-        if is_resumed and self._learner_state is not None:
-            learner.restore(self._learner_state)
-        self._workload, self._learner_state = index, learner.state()
-        self._learner = learner
-        self._look(learner)
+        if index == self._saved.index and self._saved.state is not None:
+            learner.restore(self._saved.state)
+        else:
+            if not self._saved.is_over:
+                log.warning("tenant %s: workload %d begins, %d had not ended", self.tenant, index, self._saved.index)
+            self._engine.reset_optimizer(self.tenant)
+            self._saved = SavedWorkload(index=index, state=learner.state(), is_over=False)
+        begun = WorkloadRun(learner, self._engine)
+        begun.progress = dataclasses.replace(begun.progress, error=self._saved.error)
+        return begun
 
     def _ended(self, spec: TenantSpec, index: int) -> WorkloadProgress:
         """Describe a workload that is over, of which nothing else is kept."""
-        blank = _build_learner(spec, index).progress()
+        blank = build_learner(spec, index).progress()
         version = self._engine.status(self.tenant).version
         steps = blank.target if blank.kind == "sft" else blank.steps
         return dataclasses.replace(blank, steps=steps, iterations=blank.target, policy_version=version, finished=True)
 
-    def _look(self, learner: Learner) -> WorkloadProgress:
-        self._progress = dataclasses.replace(learner.progress(), error=self._error)
-        self._is_finished = self._progress.finished or self._error is not None
-        return self._progress
-
-    def _pass(self, learner: Learner, boundary: Boundary) -> Advance:
+    def _pass(self, workload: WorkloadRun, boundary: Boundary) -> Advance:
         """Do what a boundary asks for, in the order that the module describes."""
         if not boundary.publish and not boundary.checkpoint:
             return Advance()
+        learner = workload.learner
         if boundary.publish:
             learner.version = self._engine.advance_version(self.tenant)
-        self._learner_state = learner.state()
-        self._look(learner)
+        progress = workload.look()
+        self._saved = SavedWorkload(index=workload.index, state=learner.state(), is_over=progress.finished)
         self._save(is_published=boundary.publish)
         settled = learner.take_settled()
-        if boundary.publish:
-            self._publications.publish(self._engine.snapshot(self.tenant))
-            return Advance(settled=settled, version=learner.version, oldest_useful=learner.oldest_useful())
-        return Advance(settled=settled)
+        if not boundary.publish:
+            return Advance(settled=settled)
+        self._publications.publish(self._engine.snapshot(self.tenant))
+        return Advance(settled=settled, version=learner.version, oldest_useful=learner.oldest_useful())
 
-    def _new_version(self, *, beyond: int = 0) -> int:
-        version = self._engine.advance_version(self.tenant, beyond=beyond)
-        if self._learner is not None:
-            self._learner.version = version
-        self._save(is_published=True)
-        return version
+    # ---- checkpoints
 
     def _save(self, *, is_published: bool) -> None:
         status = self._engine.status(self.tenant)
         if is_published:
             self._published_steps = status.optimizer_steps
-        extra: JsonObject = {
-            "workload": self._workload,
-            "learner": self._learner_state,
-            "error": self._error,
-            "finished": self._is_finished,
-            "published_steps": self._published_steps,
-        }
+        if self.workload is not None and self.workload.progress.error is not None:
+            self._saved.error, self._saved.is_over = self.workload.progress.error, True
+        extra = {**dataclasses.asdict(self._saved), "published_steps": self._published_steps}
         place = self.folder.checkpoint(steps=status.optimizer_steps, version=status.version)
         self._engine.save_state(self.tenant, place, extra=extra)
         self.folder.prune()
-
-    def _fail(self, error: Exception) -> None:
-        version = self._engine.status(self.tenant).version
-        log.error("tenant %s at version %d: workload %d failed", self.tenant, version, self._workload, exc_info=error)
-        self._error = f"{type(error).__name__}: {error}"
-        self._is_finished = True
-        if self._progress is not None:
-            self._progress = dataclasses.replace(self._progress, error=self._error)
 
     def _resume(self) -> None:
         """Load the newest good checkpoint. A newer, damaged one has used up its version."""
@@ -306,10 +234,11 @@ class TenantRun:
                 log.warning("tenant %s: checkpoint left out, trying the one before it: %s", self.tenant, error)
                 reasons.append(str(error))
                 continue
-            self._take_over(extra)
-            status = self._engine.status(self.tenant)
-            if reasons or self._published_steps != status.optimizer_steps:
-                self._new_version(beyond=self.folder.highest_version())
+            self._published_steps = extra.pop("published_steps")
+            self._saved = SavedWorkload(**extra)
+            if reasons or self._published_steps != self._engine.status(self.tenant).optimizer_steps:
+                self._engine.advance_version(self.tenant, beyond=self.folder.highest_version())
+                self._save(is_published=True)
             if self._engine.status(self.tenant).version > 0:
                 self._publications.newest = self._engine.snapshot(self.tenant)
             return
@@ -318,21 +247,3 @@ class TenantRun:
                 f"tenant {self.tenant!r}: none of {len(found)} checkpoints can be used. The newest: {reasons[0]} "
                 "Restore one, or start the run in a new folder."
             )
-
-    def _take_over(self, extra: Mapping[str, Any]) -> None:
-        workload, state, steps = extra.get("workload"), extra.get("learner"), extra.get("published_steps")
-        self._workload = workload if isinstance(workload, int) else -1
-        self._learner_state = state if isinstance(state, dict) else None
-        self._published_steps = steps if isinstance(steps, int) else 0
-        self._is_finished = extra.get("finished") is True
-        error = extra.get("error")
-        self._error = error if isinstance(error, str) else None
-
-
-def _build_learner(spec: TenantSpec, index: int) -> Learner:
-    workload = spec.workloads[index]
-    if isinstance(workload, RlSpec):
-        learner = load_implementation(workload.algorithm)(spec, index)
-        assert isinstance(learner, Learner), f"{workload.algorithm.type}: its implementation is no Learner"
-        return learner
-    return SftLearner(spec, index)

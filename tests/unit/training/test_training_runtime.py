@@ -408,10 +408,10 @@ class BrokenLearner(SftLearner):
 
 @pytest.mark.parametrize("where", ["room", "next_call", "on_result"])
 def test_a_broken_learner_fails_its_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    monkeypatch.setattr("joynexus.training.tenant_run.SftLearner", BrokenLearner)
+    monkeypatch.setattr("joynexus.training.workload_run.SftLearner", BrokenLearner)
     monkeypatch.setattr(BrokenLearner, "where", where)
     runtime = start(tmp_path, sft_tenant("a"))
-    monkeypatch.setattr("joynexus.training.tenant_run.SftLearner", SftLearner)
+    monkeypatch.setattr("joynexus.training.workload_run.SftLearner", SftLearner)
     runtime.open_tenant(sft_tenant("good", num_steps=2), tmp_path / "good", None)
     runtime.start_workload("good", 0)
     finish(runtime, Lanes([*sft_items("a", 6), *sft_items("good", 2)]))

@@ -1,0 +1,108 @@
+"""A workload that runs: its learner, its call under way, and the boundary that its faults can't cross."""
+
+import dataclasses
+import logging
+from concurrent.futures import Future
+
+from joynexus.specs.registry import load_implementation
+from joynexus.specs.tenant import RlSpec, TenantSpec
+from joynexus.training.engine import TrainingEngine
+from joynexus.training.learners.base import Learner
+from joynexus.training.learners.sft import SftLearner
+from joynexus.types import LaneItem, TrainingCall, TrainingResult, WorkloadProgress
+
+log = logging.getLogger(__name__)
+
+
+class WorkloadRun:
+    """One tenant's training workload. Whatever the learner raises ends the workload, with the reason, and no more."""
+
+    def __init__(self, learner: Learner, engine: TrainingEngine) -> None:
+        self.learner = learner
+        self.index = learner.workload_index
+        self.progress: WorkloadProgress = learner.progress()
+        """Newest; replaced as a whole, so that other threads can read it."""
+        self._tenant = learner.tenant.tenant
+        self._engine = engine
+        self._under_way: Future[TrainingResult] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is neither finished nor failed."""
+        return not self.progress.finished and self.progress.error is None
+
+    def room(self) -> int:
+        """How many lane items the learner can take."""
+        if not self.is_busy:
+            return 0
+        try:
+            return self.learner.room()
+        except Exception as error:  # noqa: BLE001  # the tenant's boundary
+            self.fail(error)
+            return 0
+
+    def offer(self, item: LaneItem) -> bool:
+        """Hand an item to the learner; False if there is no use for it, so that it can be acknowledged."""
+        if not self.is_busy:
+            return False
+        try:
+            is_taken = self.learner.offer(item) == "ok"
+            self.look()
+        except Exception as error:  # noqa: BLE001  # the tenant's boundary
+            self.fail(error)
+            return False
+        return is_taken
+
+    def submit_next(self) -> None:
+        """Give the engine the learner's next call, if there is one and none is under way."""
+        if not self.is_busy or self._under_way is not None:
+            return
+        try:
+            call = self.learner.next_call()
+            if call is not None:
+                self._under_way = self._engine.submit(
+                    TrainingCall(
+                        tenant=self._tenant,
+                        sequence=self._engine.status(self._tenant).next_sequence,
+                        batch=call.batch,
+                        loss=call.loss,
+                        optimizer=call.optimizer,
+                        schedule_steps=call.schedule_steps,
+                    )
+                )
+        except Exception as error:  # noqa: BLE001  # the tenant's boundary
+            self.fail(error)
+
+    def take_answer(self) -> Future[TrainingResult] | None:
+        """Return the future of the call under way once it is answered; None until then."""
+        if self._under_way is None or not self._under_way.done():
+            return None
+        future, self._under_way = self._under_way, None
+        return future
+
+    def look(self) -> WorkloadProgress:
+        """Ask the learner how far it is; a workload that failed stays failed."""
+        self.progress = dataclasses.replace(self.learner.progress(), error=self.progress.error)
+        return self.progress
+
+    def fail(self, error: Exception) -> None:
+        """End the workload, and log why with tenant and version."""
+        version = self._engine.status(self._tenant).version
+        log.error("tenant %s at version %d: workload %d failed", self._tenant, version, self.index, exc_info=error)
+        self.progress = dataclasses.replace(self.progress, error=f"{type(error).__name__}: {error}")
+
+
+def build_learner(spec: TenantSpec, index: int) -> Learner:
+    """Build the learner of a workload: SFT's own, or the one that the algorithm's spec names.
+
+    Raises:
+        UnknownComponentError: If the algorithm's implementation can't be imported.
+        TypeError: If it is no learner.
+    """
+    workload = spec.workloads[index]
+    if not isinstance(workload, RlSpec):
+        return SftLearner(spec, index)
+    learner = load_implementation(workload.algorithm)(spec, index)
+    if not isinstance(learner, Learner):
+        raise TypeError(f"algorithm {workload.algorithm.type!r}: {type(learner).__name__} is no Learner. Derive it.")
+    return learner
