@@ -33,6 +33,11 @@ def environment(tenant: str, index: int) -> str:
     return f"environment:{tenant}:{index}"
 
 
+def api_lane(tenant: str) -> str:
+    """Lane of what a tenant's own driver puts, apart from the lane that its workloads learn from."""
+    return f"{tenant}:api"
+
+
 def application(service: str, backbone: str) -> str:
     """Serve application that holds a backbone's replicas."""
     return f"joynexus-{service}-{backbone}"

@@ -26,6 +26,13 @@ def is_ready(reference: Any) -> bool:  # noqa: ANN401
     return bool(ready)
 
 
+def pending(references: list[Any], timeout_s: float) -> list[Any]:
+    """Wait until every answer is there, or for the given time; return the references of those that are not."""
+    if not references:
+        return []
+    return list(cast("Any", ray).wait(references, num_returns=len(references), timeout=timeout_s)[1])
+
+
 def named_actors() -> list[tuple[str, str]]:
     """Namespace and name of every living named actor of the cluster."""
     found = cast("list[dict[str, str]]", ray.util.list_named_actors(all_namespaces=True))

@@ -22,6 +22,8 @@ class WorkloadRecord(BaseModel):
     status: Literal["PENDING", "RUNNING", "COMPLETED", "FAILED", "STOPPED"] = "PENDING"
     results: dict[str, Any] = Field(default_factory=dict)
     """Steps, losses, success rates: what the summary prints."""
+    reason: str | None = None
+    """Why it failed, where its tenant lives on."""
 
 
 class TenantRecord(BaseModel):

@@ -93,7 +93,8 @@ class TenantDriver:
             self._prepare()
             self._update(status="RUNNING")
             while self._has_next():
-                self._run_workload(self.record.workload)
+                if self._is_fit(self.record.workload):
+                    self._run_workload(self.record.workload)
             self._export()
             status = "COMPLETED"
         except TenantStoppedError:
@@ -190,6 +191,21 @@ class TenantDriver:
         version = self._trainer.call("sync_point", self.record.name)
         if not self._store.call("served", self.record.name, version, OPEN_S, timeout_s=OPEN_S + 10):
             raise ServiceError(f"{self.record.name}: no replica took over version {version} within {OPEN_S:.0f} s.")
+        self._open_api_lane()
+
+    def _open_api_lane(self) -> None:
+        """Give a tenant that is driven through the API a lane of its own, apart from its workloads'."""
+        if self.record.interactive:
+            lane, spec = names.api_lane(self.record.name), self._spec
+            self._queue.call(
+                "open_lane",
+                lane,
+                signature=self._plan.signature,
+                workload=0,
+                weight=spec.weight,
+                priority=spec.priority,
+                max_in_flight=self._context.service.queue.lane_items,
+            )
 
     # ---- repeat what a new process has to be told
 
@@ -222,7 +238,10 @@ class TenantDriver:
 
     def restore_lane(self) -> None:
         """Open this tenant's lane again in a new queue, and let the producer go on from what the trainer has."""
-        if self.record.status in ENDED or not self._training_runs():
+        if self.record.status in ENDED:
+            return
+        self._open_api_lane()
+        if not self._training_runs():
             return
         self._open_lane(self.record.workload)
         progress = self._progress()
@@ -234,6 +253,29 @@ class TenantDriver:
         return index < len(self._spec.workloads) and not isinstance(self._spec.workloads[index], EvaluationSpec)
 
     # ---- workloads
+
+    def _is_fit(self, index: int) -> bool:
+        """Whether a workload may start. One that an interactive tenant was given later was not checked before.
+
+        Where it can't, it has failed, and the tenant goes on: it keeps its policy and is told why.
+        """
+        record = self.record.workloads[index]
+        if not self.record.interactive or record.status == "RUNNING":  # under a new Master it goes on
+            return True
+        try:
+            self._check_contracts([self._open_source(index)])
+        except JoyNexusError as error:
+            record.status, record.reason = "FAILED", f"{type(error).__name__}: {error}"
+            self.record.workload = index + 1
+            self._update()
+            return False
+        return True
+
+    def _open_source(self, index: int) -> InterfaceContract:
+        workload = self._spec.workloads[index]
+        if isinstance(workload, SftSpec):
+            return self._roles.producer(self._restore_producer).call("describe", index, workload, timeout_s=OPEN_S)[0]
+        return self._worker(0).call("describe", workload.environment, timeout_s=OPEN_S)
 
     def _run_workload(self, index: int) -> None:
         workload, record = self._spec.workloads[index], self.record.workloads[index]
@@ -344,7 +386,8 @@ class TenantDriver:
         """Leave nothing of the tenant behind: actors first, since a group with living actors never goes."""
         name = self.record.name
         self._quietly(self._roles.release)
-        self._quietly(lambda: self._queue.call("close_lane", name, patience_s=15.0))
+        for lane in (name, names.api_lane(name)):
+            self._quietly(lambda lane=lane: self._queue.call("close_lane", lane, patience_s=15.0))
         self._quietly(lambda: self._trainer.call("close_tenant", name, patience_s=60.0))
         self._quietly(lambda: self._store.call("remove", name, patience_s=15.0))
 

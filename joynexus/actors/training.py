@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from ray.exceptions import RayError
 
 from joynexus.actors import names, ray_calls
+from joynexus.actors.turns import Turns
 from joynexus.errors import ServiceError
 from joynexus.models.backbone import load_backbone
 from joynexus.observability.records import progress_metrics, result_metrics
@@ -61,6 +62,7 @@ class TrainingActor:
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[tuple[LaneItem, ...]] = queue.SimpleQueue()
         self._inboxed: Counter[str] = Counter()
+        self._turns = Turns()
         self._wanted: dict[str, int] = {}
         self._wake = threading.Event()
         self._state: dict[str, Any] = {"progress": {}, "usage": self._runtime.usage()}
@@ -263,6 +265,7 @@ class TrainingActor:
     def _close(self, tenant: str) -> None:
         self._runtime.close_tenant(tenant)
         self._metrics.pop(tenant).close()
+        self._turns.forget(tenant)
         self._shares.pop(tenant, None)
 
     async def start_workload(self, tenant: str, index: int, workload: SftSpec | RlSpec) -> WorkloadProgress:
@@ -287,24 +290,42 @@ class TrainingActor:
 
     # ---- the tenants' low-level calls
 
-    async def submit(self, call: TrainingCall) -> TrainingResult:
-        """Run one training call of a tenant; see :class:`joynexus.types.TrainingCall`."""
-        future = await self._command(lambda: self._runtime.submit(call))
+    async def submit(self, call: TrainingCall, after: object = None) -> TrainingResult:
+        """Run one training call of a tenant; see :class:`joynexus.types.TrainingCall`.
+
+        Args:
+            call: It waits for those before it.
+            after: Never read, here and below: the answer of another call, for which Ray waits before it makes this one.
+        """
+        del after
+        future = await self._turns.take(
+            call,
+            lambda: self._command(lambda: self._submit_in_turn(call)),
+            lambda: self._command(lambda: self._runtime.submit(call)),
+        )
         self._wake.set()
         return await asyncio.wrap_future(future)
 
-    async def sync_weights(self, tenant: str) -> int:
+    def _submit_in_turn(self, call: TrainingCall) -> Future[TrainingResult] | None:
+        is_early = call.sequence > self._runtime.next_sequence(call.tenant)
+        return None if is_early else self._runtime.submit(call)
+
+    async def sync_weights(self, tenant: str, after: object = None) -> int:
         """Publish a tenant's current parameters as a new version, and return its number."""
+        del after
         return await self._command(lambda: self._runtime.sync_weights(tenant))
 
-    async def save_state(self, tenant: str, name: str) -> str:
+    async def save_state(self, tenant: str, name: str, after: object = None) -> str:
         """Write a named checkpoint of a tenant, and return its folder."""
+        del after
         return str(await self._command(lambda: self._runtime.save_state(tenant, name)))
 
-    async def load_state(self, tenant: str, name: str) -> None:
+    async def load_state(self, tenant: str, name: str, after: object = None) -> None:
         """Take a tenant back to a named checkpoint."""
+        del after
         await self._command(lambda: self._runtime.load_state(tenant, name))
 
-    async def export(self, tenant: str, folder: str) -> str:
+    async def export(self, tenant: str, folder: str, after: object = None) -> str:
         """Write a tenant's module, spec and statistics for use elsewhere, and return the folder."""
+        del after
         return str(await self._command(lambda: self._runtime.export(tenant, Path(folder))))

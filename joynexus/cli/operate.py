@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from joynexus.cli.light import AsJson, ServiceFile
+from joynexus.cli.light import AsJson, ServiceFile, console
 from joynexus.errors import ServiceError, TenantNotFoundError
 from joynexus.specs.loading import load_service
 from joynexus.specs.service import default_service
@@ -70,7 +69,7 @@ def status(*, name: Named = None, as_json: AsJson = False) -> None:
     for tenant, each in found.items():
         seconds, version = f"{each['device_seconds']:.1f}", str(each["policy_version"])
         table.add_row(tenant, each["status"], progress_line(each), version, seconds, each["signature"][:8])
-    Console().print(table)
+    console().print(table)
 
 
 def usage(*, name: Named = None, as_json: AsJson = False) -> None:
@@ -81,7 +80,7 @@ def usage(*, name: Named = None, as_json: AsJson = False) -> None:
         return
     for backbone, engines in found.items():
         for kind, each in engines.items():
-            Console().print(_usage_table(f"{backbone}: {kind}", each))
+            console().print(_usage_table(f"{backbone}: {kind}", each))
 
 
 def _usage_table(title: str, found: dict[str, Any]) -> Table:

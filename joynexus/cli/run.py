@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from joynexus.cli.light import Files, ServiceFile
+from joynexus.cli.light import Files, ServiceFile, console
 from joynexus.cli.outcome import FAILED
 from joynexus.specs.loading import load_service, load_tenants
 from joynexus.specs.service import default_service
@@ -37,10 +37,10 @@ def run(
     spec = default_service() if service is None else load_service(service)
     from joynexus.api.session import run_isolated, run_shared  # needs Ray
 
-    console = Console(stderr=True)
+    screen = Console(stderr=True)
     with _stoppable():
         if isolated:
-            outcome = run_isolated(spec, tenants, output=output, num_cpus=num_cpus, progress=_Progress(console))
+            outcome = run_isolated(spec, tenants, output=output, num_cpus=num_cpus, progress=_Progress(screen))
         else:
             outcome = run_shared(
                 spec,
@@ -49,7 +49,7 @@ def run(
                 local=local,
                 output=output,
                 num_cpus=num_cpus,
-                progress=_Progress(console),
+                progress=_Progress(screen),
             )
     _finish(outcome, json_out)
 
@@ -92,7 +92,7 @@ def _finish(outcome: Any, json_out: Path | None) -> None:  # noqa: ANN401
     if json_out is not None and str(json_out) == "-":
         typer.echo(outcome.summary_json())
     else:
-        Console().print(summary_table(outcome.service, outcome.tenants))
+        console().print(summary_table(outcome.service, outcome.tenants))
         if json_out is not None:
             json_out.write_text(outcome.summary_json())
     typer.echo(f"run: {outcome.folder}", err=True)
