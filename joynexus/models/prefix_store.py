@@ -6,7 +6,7 @@ backbone, dtype or preprocessing are never found.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -70,6 +70,9 @@ class PrefixStore:
     def __len__(self) -> int:
         return len(self._device.rows) + len(self._host.rows)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._device.rows or key in self._host.rows
+
     @property
     def nbytes(self) -> int:
         """Bytes of the rows that are kept."""
@@ -98,6 +101,12 @@ class PrefixStore:
             if row.nbytes <= max(self._device.capacity, self._host.capacity):
                 self._host.pop(key)
                 self._keep(key, _map_row(row, Tensor.clone))
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Forget rows; keys that are not kept are ignored."""
+        for key in keys:
+            self._device.pop(key)
+            self._host.pop(key)
 
     def clear(self) -> None:
         """Forget every row; the counters stay."""

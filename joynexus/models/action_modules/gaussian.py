@@ -25,7 +25,7 @@ from joynexus.models.action_module import (
     masked_row_mean,
     randn_rows,
 )
-from joynexus.models.action_modules.layers import TokenReader, reset_layers
+from joynexus.models.action_modules.layers import PrefixReader, reset_layers
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.action_module import ActionModuleSpec, GaussianModuleSpec
 
@@ -41,19 +41,19 @@ class Mlp(nn.Module):
     def __init__(self, spec: GaussianModuleSpec, dims: ModuleDims, outputs: int) -> None:
         super().__init__()
         width = spec.hidden_dim
-        self.reader = TokenReader(dims, token_dim=spec.token_dim, max_tokens=spec.max_prefix_tokens)
-        inputs = [self.reader.width] + [width] * (spec.num_layers - 1)
-        self.layers = nn.ModuleList([nn.Linear(each, width) for each in inputs])
+        self.reader = PrefixReader(dims, token_dim=spec.token_dim, max_tokens=spec.max_prefix_tokens, width=width)
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(spec.num_layers - 1)])
         self.leave = nn.Linear(width, outputs)
 
     def reset_parameters(self, generator: torch.Generator, *, output_gain: float) -> None:
         """Draw every parameter anew."""
         reset_layers(self, generator, gain=math.sqrt(2), orthogonal=True)
+        self.reader.balance(generator)
         nn.init.orthogonal_(self.leave.weight, gain=output_gain, generator=generator)
 
     def forward(self, prefix: PrefixFeatures, state: Float[Tensor, "b s"]) -> Float[Tensor, "b o"]:
         """Run the network."""
-        hidden = self.reader(prefix, state)
+        hidden = torch.tanh(self.reader(prefix, state))
         for layer in self.layers:
             hidden = torch.tanh(layer(hidden))
         return self.leave(hidden)

@@ -18,26 +18,35 @@ def visible_tokens(prefix: PrefixFeatures) -> Float[Tensor, "b p d"]:
     return torch.where(prefix.pad[..., None], torch.zeros((), dtype=hidden.dtype, device=hidden.device), hidden)
 
 
-class TokenReader(nn.Module):
-    """Prefix and state as one flat vector, each token in a place of its own.
+class PrefixReader(nn.Module):
+    """Prefix and state as one vector, each token read in a place of its own.
 
     Pooling over image tokens would forget where things are; a narrow projection per token keeps it and stays small.
-    The places of masked tokens, and those past the end of a shorter prefix, hold 0.
+    The places of masked tokens, and those past the end of a shorter prefix, hold 0. The few numbers of the state
+    have weights of their own, drawn for their own number: beside thousands of token numbers they would drown.
     """
 
-    def __init__(self, dims: ModuleDims, *, token_dim: int, max_tokens: int) -> None:
-        """Size the projection.
+    def __init__(self, dims: ModuleDims, *, token_dim: int, max_tokens: int, width: int) -> None:
+        """Size the layers.
 
         Args:
             dims: Sizes of prefix and state.
             token_dim: Numbers kept per token.
             max_tokens: Places; a longer prefix is refused.
+            width: Of the vector.
         """
         super().__init__()
+        self.max_tokens = max_tokens
         self.norm = nn.LayerNorm(dims.prefix_dim)
         self.project = nn.Linear(dims.prefix_dim, token_dim)
-        self.max_tokens = max_tokens
-        self.width = token_dim * max_tokens + dims.state_dim
+        self.from_tokens = nn.Linear(max_tokens * token_dim, width)
+        self.from_state = nn.Linear(dims.state_dim, width) if dims.state_dim else None
+
+    def balance(self, generator: torch.Generator) -> None:
+        """Draw the weights of tokens and state anew so that each part enters with variance about 1."""
+        for layer in (self.from_tokens, self.from_state):
+            if layer is not None:
+                nn.init.normal_(layer.weight, std=layer.in_features**-0.5, generator=generator)
 
     def forward(self, prefix: PrefixFeatures, state: Float[Tensor, "b s"]) -> Float[Tensor, "b w"]:
         """Read rows.
@@ -52,8 +61,8 @@ class TokenReader(nn.Module):
             )
         tokens = functional.gelu(self.project(self.norm(visible_tokens(prefix))))
         tokens = tokens.masked_fill(prefix.pad[..., None], 0.0)
-        places = functional.pad(tokens, (0, 0, 0, self.max_tokens - prefix.length)).flatten(1)
-        return torch.cat([places, state], dim=1)
+        read = self.from_tokens(functional.pad(tokens, (0, 0, 0, self.max_tokens - prefix.length)).flatten(1))
+        return read if self.from_state is None else read + self.from_state(state)
 
 
 def reset_layers(module: nn.Module, generator: torch.Generator, *, gain: float = 1.0, orthogonal: bool = False) -> None:

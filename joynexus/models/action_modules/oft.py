@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from joynexus.models.action_module import ActionModule, Decision, ModuleDims, masked_row_mean
-from joynexus.models.action_modules.layers import TokenReader, reset_layers
+from joynexus.models.action_modules.layers import PrefixReader, reset_layers
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.action_module import ActionModuleSpec, OftModuleSpec
 
@@ -38,8 +38,7 @@ class OftModule(ActionModule):
         super().__init__(spec, dims)
         assert isinstance(spec, OftModuleSpec)
         width = spec.hidden_dim
-        self.reader = TokenReader(dims, token_dim=spec.token_dim, max_tokens=spec.max_prefix_tokens)
-        self.enter = nn.Linear(self.reader.width, width)
+        self.reader = PrefixReader(dims, token_dim=spec.token_dim, max_tokens=spec.max_prefix_tokens, width=width)
         self.blocks = nn.ModuleList([ResidualBlock(width) for _ in range(spec.num_layers - 1)])
         self.norm = nn.LayerNorm(width)
         self.leave = nn.Linear(width, dims.horizon * dims.action_dim)
@@ -47,11 +46,12 @@ class OftModule(ActionModule):
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Draw every parameter anew; the last layer starts small, so that the first chunk is near the mean action."""
         reset_layers(self, generator)
+        self.reader.balance(generator)
         nn.init.xavier_uniform_(self.leave.weight, gain=0.1, generator=generator)
 
     def predict(self, prefix: PrefixFeatures, state: Float[Tensor, "b s"]) -> Float[Tensor, "b t a"]:
         """Return the chunk of each row."""
-        hidden = functional.gelu(self.enter(self.reader(prefix, state)))
+        hidden = functional.gelu(self.reader(prefix, state))
         for block in self.blocks:
             hidden = block(hidden)
         return self.leave(self.norm(hidden)).view(-1, self.dims.horizon, self.dims.action_dim)
