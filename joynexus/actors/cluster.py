@@ -82,6 +82,7 @@ def start_service(spec: ServiceSpec, root: Path) -> RoleClient:
         JoyNexusError: Why it can't be brought up; what was started is taken down again.
     """
     serve.start(proxy_location="Disabled")
+    spec = spec.model_copy(update={"storage": spec.storage.model_copy(update={"root": root})})
     namespace = names.namespace(spec.service)
     role = Role(name=names.MASTER, actor_class=Master, arguments=(spec.model_dump_json(), str(root)), max_restarts=-1)
     start_role(role, namespace)

@@ -18,10 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from joynexus.actors import names
 from joynexus.actors.clients import QueueClient, ReplicaClient
 from joynexus.envs.base import ChunkOutcome, EpisodeStart
 from joynexus.envs.session import VectorSession
 from joynexus.errors import JoyNexusError, SimulatorError
+from joynexus.observability.logs import setup_logging, tenant_logger
 from joynexus.rollout.assignment import episode_start
 from joynexus.rollout.collector import Collector, EpisodeCrash
 from joynexus.rollout.video import VideoSink
@@ -43,6 +45,8 @@ class EnvironmentActor:
     def __init__(self, service: str, tenant: str, index: int) -> None:
         spec = ServiceSpec.model_validate_json(service)
         self._tenant = TenantSpec.model_validate_json(tenant)
+        setup_logging(spec.storage.root / names.LOGS, role=names.environment(self._tenant.tenant, index))
+        self._log = tenant_logger(__name__, self._tenant.tenant)
         self._index = index
         backbone = self._tenant.policy.backbone
         self._queue = QueueClient(spec.service, backbone)
@@ -138,6 +142,7 @@ class EnvironmentActor:
                 work(stop)
                 self._finished = True
             except Exception as error:  # noqa: BLE001  # a thread's error has to reach whoever asks
+                self._log.exception("worker thread")
                 self._error = f"{type(error).__name__}: {error}"
 
         self._thread = threading.Thread(target=run, name="worker", daemon=True)
@@ -172,6 +177,7 @@ class EnvironmentActor:
         for outcome in collector.collect(take_start, should_stop=stop.is_set):
             if isinstance(outcome, EpisodeCrash):
                 self._crashes += 1
+                self._log.warning("episode %d crashed: %s", outcome.start.episode, outcome.error)
                 in_a_row += 1
                 if in_a_row >= CRASHES_IN_A_ROW:
                     raise SimulatorError(f"{name}: {in_a_row} simulator crashes in a row, the last: {outcome.error}")

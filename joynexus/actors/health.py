@@ -103,7 +103,7 @@ class HealthManager:
             if isinstance(action, Restart):
                 self._restart(entry, action.reason)
             else:
-                log.error("role %s is given up: %s", action.role, action.reason)
+                log.error("role %s is given up: %s", action.role, action.reason, extra=_about(entry.role))
                 self._on_failed(entry.role, action.reason)
 
     def _look_at(self, entry: _Watched) -> None:
@@ -125,7 +125,7 @@ class HealthManager:
 
     def _restart(self, entry: _Watched, reason: str) -> None:
         name = entry.role.name
-        log.warning("restarting %s: %s", name, reason)
+        log.warning("restarting %s: %s", name, reason, extra=_about(entry.role))
         end_role(name, self._namespace)
         entry.ping = None
         try:
@@ -136,3 +136,8 @@ class HealthManager:
             return
         self.restarts[name] = self.restarts.get(name, 0) + 1
         self._monitor.restarted(name, now=time.monotonic())
+
+
+def _about(role: Role) -> dict[str, str]:
+    """Say whose log a role's record belongs into."""
+    return {} if role.tenant is None else {"tenant": role.tenant}

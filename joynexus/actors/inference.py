@@ -18,6 +18,7 @@ from joynexus.actors import names, ray_calls
 from joynexus.actors.policy_store import Changes, Known
 from joynexus.errors import ServiceError, TenantNotFoundError
 from joynexus.inference.engine import InferenceEngine
+from joynexus.observability.logs import setup_logging
 from joynexus.queues.inference_queue import GroupBatcher
 from joynexus.specs.service import ServiceSpec
 from joynexus.types import ActionChunk, PolicySnapshot, PredictRequest
@@ -38,6 +39,7 @@ class InferenceReplica:
         self._replica_id = uuid.uuid4().hex[:12]
         self._backbone = backbone
         self._namespace = names.namespace(spec.service)
+        setup_logging(spec.storage.root / names.LOGS, role=f"replica-{backbone}-{self._replica_id}")
         self._engine = InferenceEngine.load(spec.backbones[backbone], spec.inference, backbone_name=backbone)
         self._batcher = GroupBatcher(self._engine.predict, self._engine.signature_of, spec.inference)
         self._known: Known = {}

@@ -26,10 +26,12 @@ from joynexus.actors.placement import check_service_fits, create_group, remove_g
 from joynexus.actors.policy_store import PolicyStore
 from joynexus.actors.records import ENDED, RecordStore, TenantRecord, WorkloadRecord
 from joynexus.actors.roles import Role, RoleClient
-from joynexus.actors.tenant_driver import DriverContext, TenantDriver
+from joynexus.actors.tenant_driver import TenantDriver
 from joynexus.actors.training import TrainingActor
 from joynexus.actors.usage import UsageBook
+from joynexus.actors.workloads import DriverContext
 from joynexus.errors import AdmissionError, JoyNexusError, ServiceError, TenantExistsError, TenantNotFoundError
+from joynexus.observability.logs import setup_logging
 from joynexus.queues.training_queue import TrainingQueue
 from joynexus.scheduling.admission import ServiceState, admit
 from joynexus.scheduling.plan import compile_plan
@@ -48,6 +50,7 @@ class Master:
     def __init__(self, service: str, root: str) -> None:
         self._spec = ServiceSpec.model_validate_json(service)
         self._namespace = names.namespace(self._spec.service)
+        setup_logging(Path(root) / names.LOGS, role=names.MASTER)
         self._root = Path(root)
         self._records = RecordStore(self._root / "state" / self._spec.service)
         self._tenants: dict[str, TenantRecord] = self._records.load()

@@ -53,5 +53,7 @@ def tenant_group(service: str, tenant: str) -> str:
     return f"joynexus-{service}:tenant:{tenant}"
 
 
+LOGS = "logs"
+"""Folder below the service's root that all its processes log into."""
 DEPLOYMENT = "inference"
 """Name of the Serve deployment in its application."""

@@ -9,8 +9,10 @@ import asyncio
 import threading
 from typing import Any
 
+from joynexus.actors import names
 from joynexus.actors.clients import QueueClient
 from joynexus.data.producer import ProducerEngine
+from joynexus.observability.logs import setup_logging, tenant_logger
 from joynexus.specs.contract import InterfaceContract
 from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import SftSpec, TenantSpec
@@ -23,6 +25,8 @@ class DataProducer:
     def __init__(self, service: str, tenant: str) -> None:
         spec = ServiceSpec.model_validate_json(service)
         self._tenant = TenantSpec.model_validate_json(tenant)
+        setup_logging(spec.storage.root / names.LOGS, role=names.producer(self._tenant.tenant))
+        self._log = tenant_logger(__name__, self._tenant.tenant)
         self._queue = QueueClient(spec.service, self._tenant.policy.backbone)
         self._engines: dict[int, ProducerEngine] = {}
         self._stop = threading.Event()
@@ -75,4 +79,5 @@ class DataProducer:
                 if self._queue.put(engine.item(ordinal), stop) in (None, "stale"):
                     return
         except Exception as error:  # noqa: BLE001  # a thread's error has to reach whoever asks
+            self._log.exception("producer thread")
             self._error = f"{type(error).__name__}: {error}"

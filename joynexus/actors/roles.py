@@ -111,7 +111,7 @@ def unwrap(error: RayTaskError) -> Exception:
     """Return the exception that a remote method raised, as its own class where that is one of ours."""
     cause = cast("Any", error.cause)
     while isinstance(cause, RayTaskError):  # the error of a call whose answer was an argument of this one
-        cause = cause.cause
+        cause = cast("Any", cause.cause)
     return cause if isinstance(cause, JoyNexusError) else error
 
 
@@ -132,7 +132,12 @@ class RoleClient:
         self._handle: Any = None
 
     def call(
-        self, method: str, *arguments: Any, patience_s: float = 60.0, timeout_s: float = 120.0, **named: Any  # noqa: ANN401
+        self,
+        method: str,
+        *arguments: Any,  # noqa: ANN401
+        patience_s: float = 60.0,
+        timeout_s: float = 120.0,
+        **named: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         """Call a method and wait for its answer.
 

@@ -26,6 +26,7 @@ from joynexus.actors import names, ray_calls
 from joynexus.actors.turns import Turns
 from joynexus.errors import ServiceError
 from joynexus.models.backbone import load_backbone
+from joynexus.observability.logs import setup_logging
 from joynexus.observability.records import progress_metrics, result_metrics
 from joynexus.observability.sinks import MetricsWriter
 from joynexus.queues.training_queue import Lease
@@ -54,6 +55,7 @@ class TrainingActor:
         self._backbone = backbone
         self._namespace = names.namespace(spec.service)
         self._consumer = names.trainer(backbone)
+        setup_logging(spec.storage.root / names.LOGS, role=self._consumer)
         device = "cuda" if spec.training.resources.num_gpus else "cpu"
         model = load_backbone(spec.backbones[backbone], device)
         engine = TrainingEngine(model, spec.training, backbone_name=backbone)

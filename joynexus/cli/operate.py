@@ -102,10 +102,13 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", help="Newest lines to show.")] = 50,
 ) -> None:
     """Show a tenant's newest log lines and, if it failed, why."""
-    state = _state_of(_connect(name), tenant)
-    path = Path(state["folder"]) / "log.jsonl"
-    for line in path.read_text().splitlines()[-lines:] if path.exists() else []:
-        typer.echo(line)
+    from joynexus.actors import names
+    from joynexus.observability.logs import format_record, read_logs
+
+    service = _connect(name)
+    state = _state_of(service, tenant)
+    for record in list(read_logs(service.root / names.LOGS / tenant))[-lines:]:
+        typer.echo(format_record(record))
     if state["reason"]:
         typer.echo(state["reason"], err=True)
 
