@@ -70,7 +70,7 @@ def learn(tenant: joynexus.Tenant, *, iterations: int, episodes: int) -> list[fl
             losses.append(tenant.forward_backward(batch, loss="weighted"))
             tenant.optim_step(lr=3e-3)
         loss = losses[-1].result().metrics["loss"]
-        version = tenant.sync_weights()
+        version = tenant.sync_weights().result()
         print(f"iteration {iteration}: mean return {history[-1]:8.1f}, loss {loss:.4f}, version {version}", flush=True)
     return history
 

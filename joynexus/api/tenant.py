@@ -1,9 +1,10 @@
 """A tenant of a running service: its run, and the low-level calls of which whole algorithms can be written.
 
-The low-level calls are shaped like Tinker's: each returns a :class:`Future` at once, and a tenant's training calls
-take effect in the order in which they were made, awaited or not.
+The low-level calls are shaped like Tinker's: each returns a :class:`Future` at once, and a tenant's calls on its slot
+(training, publishing, saving, loading, exporting) take effect in the order in which they were made, awaited or not.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from ray import serve
 from joynexus.actors import names
 from joynexus.actors.records import ENDED
 from joynexus.actors.roles import find_role
+from joynexus.api.calls import SlotCalls
 from joynexus.api.future import Future
 from joynexus.envs.base import ChunkOutcome, EpisodeStart
 from joynexus.errors import ServiceError, TenantFailedError
@@ -30,7 +32,6 @@ from joynexus.types import (
     Observation,
     PredictRequest,
     TrainingBatch,
-    TrainingCall,
     TrainingResult,
     Trajectory,
 )
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from joynexus.api.service import Service
 
 POLL_S = 0.3
-API_WORKLOAD = 0
-"""Lane index of a tenant that is driven through this API."""
+FROM_NO_POLICY = NEVER_STALE - 1
+"""``policy_version`` of a batch put through this API: never stale, and, unlike a dataset's, known by its id alone."""
 
 
 class Run:
@@ -79,7 +80,7 @@ class Run:
 
     def wait_until_running(self, timeout_s: float) -> dict[str, Any]:
         """Wait until the tenant's slot is open and its version 0 is served."""
-        return self.wait_for(lambda status: status["status"] not in ("PENDING",), timeout_s)
+        return self.wait_for(lambda status: status["status"] == "RUNNING", timeout_s)
 
     def wait_for(self, reached: Callable[[dict[str, Any]], bool], timeout_s: float | None) -> dict[str, Any]:
         """Wait until the tenant's status is as wanted; returns and raises as :meth:`wait`."""
@@ -90,6 +91,8 @@ class Run:
                 raise TenantFailedError(f"{self.name}: {status['reason']}")
             if reached(status):
                 return status
+            if status["status"] in ENDED:
+                raise TenantFailedError(f"{self.name}: has ended ({status['status']}) before that.")
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"{self.name}: still {status['status']} after {timeout_s} s")
             time.sleep(POLL_S)
@@ -100,19 +103,16 @@ class Run:
 
 
 class Tenant:
-    """The calls of one tenant. Make one per driver: it numbers the training calls."""
+    """The calls of one tenant. Make one per driver: it keeps the calls on the slot in order."""
 
     def __init__(self, service: "Service", spec: TenantSpec) -> None:
         self.spec = spec
         self.name = spec.tenant
         self._service = service
         backbone = spec.policy.backbone
-        self._trainer = find_role(names.trainer(backbone), service.namespace)
-        self._queue = find_role(names.queue(backbone), service.namespace)
-        self._store = find_role(names.POLICY_STORE, service.namespace)
+        self._slot = SlotCalls(self.name, backbone, service.namespace)
         self._replicas = serve.get_deployment_handle(names.DEPLOYMENT, names.application(service.name, backbone))
-        self._sequence: int | None = None
-        self._worker: Any = None
+        self._has_worker = False
 
     # ---- high level
 
@@ -120,8 +120,12 @@ class Tenant:
         """Run one more workload (SFT, RL or evaluation) on this tenant's policy, and wait for its results."""
         index: int = self._service.master.call("append", self.name, workload.model_dump_json())
         run = Run(self._service, self.name)
-        status = run.wait_for(lambda each: each["workloads"][index]["status"] == "COMPLETED", timeout_s)
-        return dict(status["workloads"][index]["results"])
+        status = run.wait_for(lambda each: each["workloads"][index]["status"] in ENDED, timeout_s)
+        self._slot.forget()  # the workload made training calls of its own
+        found = status["workloads"][index]
+        if found["status"] != "COMPLETED":
+            raise TenantFailedError(f"{self.name}: workload {index}: {found['reason'] or found['status']}")
+        return dict(found["results"])
 
     def train(self, workload: Workload, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Run an SFT or RL workload; see :meth:`run`."""
@@ -133,13 +137,6 @@ class Tenant:
 
     # ---- training
 
-    def _submit(self, **parts: Any) -> Future[TrainingResult]:  # noqa: ANN401
-        if self._sequence is None:
-            self._sequence = Future[int](self._trainer.next_sequence.remote(self.name)).result(60.0)
-        call = TrainingCall(tenant=self.name, sequence=self._sequence, **parts)
-        self._sequence += 1
-        return Future(self._trainer.submit.remote(call))
-
     def forward_backward(
         self, batch: TrainingBatch, loss: str = "supervised", parameters: Mapping[str, float] | None = None
     ) -> Future[TrainingResult]:
@@ -150,11 +147,11 @@ class Tenant:
             loss: ``supervised``, ``weighted`` (needs ``extras["weights"]``) or ``ppo``.
             parameters: Of the loss.
         """
-        return self._submit(batch=batch, loss=Loss(name=loss, parameters=dict(parameters or {})))
+        return self._slot.train(batch=batch, loss=Loss(name=loss, parameters=dict(parameters or {})))
 
     def optim_step(self, optimizer: OptimizerSpec | None = None, **fields: Any) -> Future[TrainingResult]:  # noqa: ANN401
         """Apply the accumulated gradient; ``fields`` are those of :class:`OptimizerSpec`, such as ``lr=1e-4``."""
-        return self._submit(optimizer=optimizer or OptimizerSpec(**fields))
+        return self._slot.train(optimizer=optimizer or OptimizerSpec(**fields))
 
     def train_batch(
         self,
@@ -165,27 +162,41 @@ class Tenant:
     ) -> Future[TrainingResult]:
         """``forward_backward`` and ``optim_step`` in one call."""
         wanted = Loss(name=loss, parameters=dict(parameters or {}))
-        return self._submit(batch=batch, loss=wanted, optimizer=optimizer or OptimizerSpec())
+        return self._slot.train(batch=batch, loss=wanted, optimizer=optimizer or OptimizerSpec())
 
-    def sync_weights(self, *, timeout_s: float = 60.0) -> int:
-        """Publish the current parameters as a new version, wait until every replica serves it, and return it."""
-        version: int = Future[int](self._trainer.sync_weights.remote(self.name)).result(timeout_s)
-        served: bool = Future[bool](self._store.served.remote(self.name, version, timeout_s)).result(timeout_s + 5)
-        if not served:
-            raise ServiceError(f"{self.name}: version {version} is not served everywhere after {timeout_s:.0f} s.")
-        return version
+    def sync_weights(self, *, timeout_s: float = 60.0) -> Future[int]:
+        """Publish the current parameters as a new version; answered with its number when every replica serves it.
+
+        Args:
+            timeout_s: How long the replicas may take.
+        """
+        version = self._slot.call("sync_weights")
+        served = self._role(names.POLICY_STORE).served.remote(self.name, version, timeout_s)  # starts with the version
+
+        def check(found: tuple[int, bool]) -> int:
+            if not found[1]:
+                raise ServiceError(
+                    f"{self.name}: version {found[0]} is not served everywhere after {timeout_s:.0f} s. "
+                    "See 'joynexus status'."
+                )
+            return found[0]
+
+        return Future([version, served], finish=check, failed=self._slot.forget)
 
     def save_state(self, name: str) -> Future[str]:
         """Write a named checkpoint, and return its folder."""
-        return Future(self._trainer.save_state.remote(self.name, name))
+        return Future(self._slot.call("save_state", name), failed=self._slot.forget)
 
     def load_state(self, name: str) -> Future[None]:
         """Go back to a named checkpoint."""
-        return Future(self._trainer.load_state.remote(self.name, name))
+        return Future(self._slot.call("load_state", name), failed=self._slot.forget)
 
     def export(self, folder: str | Path) -> Future[str]:
         """Write module, spec and statistics for use elsewhere."""
-        return Future(self._trainer.export.remote(self.name, str(Path(folder).resolve())))
+        return Future(self._slot.call("export", str(Path(folder).resolve())), failed=self._slot.forget)
+
+    def _role(self, name: str) -> Any:  # noqa: ANN401  # Ray's handle of an unknown class
+        return find_role(name, self._service.namespace)
 
     # ---- acting
 
@@ -214,10 +225,10 @@ class Tenant:
     # ---- environments
 
     def _environment(self) -> Any:  # noqa: ANN401
-        if self._worker is None:
-            name = self._service.master.call("open_worker", self.name, timeout_s=300.0)
-            self._worker = find_role(name, self._service.namespace)
-        return self._worker
+        if not self._has_worker:
+            self._service.master.call("open_worker", self.name, timeout_s=300.0)
+            self._has_worker = True
+        return self._role(names.environment(self.name, 0))  # by name: it may have been made anew
 
     def env_open(self, environment: EnvironmentSpec) -> Future[InterfaceContract]:
         """Open a session of ``environment.num_envs`` environments, and return what it declares."""
@@ -237,26 +248,51 @@ class Tenant:
 
     # ---- the lane
 
-    def queue_put(self, batch: TrainingBatch | Trajectory, item_id: str, *, ordinal: int = 0) -> Future[str]:
-        """Put data into this tenant's lane; the answer is ``ok``, ``full``, ``stale``, ``duplicate`` or ``closed``."""
-        version = batch.policy_version if isinstance(batch, Trajectory) else NEVER_STALE
+    def queue_put(self, payload: TrainingBatch | Trajectory, item_id: str, *, ordinal: int = 0) -> Future[str]:
+        """Put data into this tenant's own lane, apart from the one that its workloads learn from.
+
+        Args:
+            payload: By value.
+            item_id: Unique in the lane; a repeated one is a ``duplicate``.
+            ordinal: Any number of the caller's; comes back with the item.
+
+        Returns:
+            ``ok``, ``full`` (take some out, then try again), ``duplicate``, or ``closed`` (the tenant has ended, or
+            was not opened without workloads).
+        """
+        version = payload.policy_version if isinstance(payload, Trajectory) else FROM_NO_POLICY
+        lane = names.api_lane(self.name)
         item = LaneItem(
-            item_id=item_id,
-            tenant=self.name,
-            workload=API_WORKLOAD,
+            item_id=f"{lane}/{item_id}",
+            tenant=lane,
+            workload=0,
             ordinal=ordinal,
             policy_version=version,
-            payload=batch,
+            payload=payload,
         )
-        return Future(self._queue.put.remote(item))
+        return Future(self._queue().put.remote(item))
 
-    def queue_get(self, max_items: int = 1, *, timeout_s: float = 1.0) -> list[LaneItem]:
-        """Take items out of this tenant's lane; they are acknowledged when this returns."""
-        consumer = f"api:{self.name}"
-        gather = self._queue.gather.remote(
-            consumer, {self.name: max_items}, max_samples=1 << 30, max_wait_s=0.0, timeout_s=timeout_s
-        )
-        lease = Future[Any](gather).result(timeout_s + 30)
-        items = list(lease.items)
-        Future[int](self._queue.acknowledge.remote(consumer, [each.item_id for each in items])).result(30)
-        return items
+    def queue_get(self, max_items: int = 1, *, timeout_s: float = 1.0) -> Future[list[LaneItem]]:
+        """Take items out of this tenant's own lane, in the order in which they were put.
+
+        Args:
+            max_items: At most this many.
+            timeout_s: How long to wait for the first; the list is empty after it.
+
+        Returns:
+            A future. Taking its result acknowledges the items; where nobody ever does, they go back to the lane.
+        """
+        queue, lane = self._queue(), names.api_lane(self.name)
+        lease = queue.gather.remote(lane, {lane: max_items}, max_samples=1 << 30, max_wait_s=0.0, timeout_s=timeout_s)
+
+        def take(found: Any) -> list[LaneItem]:  # noqa: ANN401  # a Lease
+            Future[int](queue.acknowledge.remote(lane, [each.item_id for each in found.items])).result(30.0)
+            return [
+                dataclasses.replace(each, tenant=self.name, item_id=each.item_id.removeprefix(f"{lane}/"))
+                for each in found.items
+            ]
+
+        return Future(lease, finish=take)
+
+    def _queue(self) -> Any:  # noqa: ANN401
+        return self._role(names.queue(self.spec.policy.backbone))

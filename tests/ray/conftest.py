@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.util.placement_group import placement_group_table
 
 import joynexus
 from joynexus.actors import cluster
@@ -87,8 +88,6 @@ def wait_until(reached: Callable[[], Any], *, timeout_s: float, what: str) -> An
 
 def leftovers(tenant: str) -> list[str]:
     """Living actors and placement groups that bear a tenant's name."""
-    from ray.util.placement_group import placement_group_table
-
     actors = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
     groups = [each["name"] for each in placement_group_table().values() if each["state"] != "REMOVED"]
     return [name for name in [*actors, *groups] if f":{tenant}:" in f":{name}:"]

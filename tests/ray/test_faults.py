@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import ray
 from conftest import counter, evaluation_workload, rl_workload, tenant_spec, wait_until
+from ray import serve
 
 from joynexus.actors import names
 from joynexus.actors.roles import find_role
@@ -83,8 +84,6 @@ def test_killed_trainer(service: Service, runs: tuple[Run, Run]) -> None:
 
 
 def test_killed_replica(service: Service, runs: tuple[Run, Run]) -> None:
-    from ray import serve
-
     replicas = serve.get_deployment_handle(names.DEPLOYMENT, names.application(service.name, "tiny"))
     os.kill(replicas.process_id.remote().result(), signal.SIGKILL)
     for run in runs:
