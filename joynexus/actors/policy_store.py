@@ -10,7 +10,7 @@ Nobody waits for anybody: a publication never pauses another tenant.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -67,7 +67,13 @@ class Changes:
 class PolicyStore:
     """Keeps version 0 and the newest version of each tenant, and tells the replicas."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Callable[[PolicySnapshot], Any] | None = None) -> None:
+        """Start empty.
+
+        Args:
+            keep: Turns a snapshot into what replicas are handed; None makes it a Ray object that this actor owns.
+        """
+        self._keep = keep or cast("Callable[[PolicySnapshot], Any]", cast("Any", ray).put)
         self._entries: dict[str, _Entry] = {}
         self._replicas: dict[str, _Replica] = {}
         self._lives = 0
@@ -90,7 +96,7 @@ class PolicyStore:
         entry = self._entries.get(snapshot.tenant)
         if entry is not None and snapshot.version <= entry.version:
             return False
-        reference: Any = await asyncio.to_thread(cast("Any", ray).put, snapshot)
+        reference = await asyncio.to_thread(self._keep, snapshot)
         async with self._changed:
             base = reference if entry is None or snapshot.version == 0 else entry.base
             self._lives += entry is None

@@ -81,7 +81,7 @@ class TenantDriver:
             status = "STOPPED"
         except JoyNexusError as error:
             self.record.reason = f"{type(error).__name__}: {error}"
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is ends this tenant alone
             self._log.exception("driver")
             self.record.reason = f"{type(error).__name__}: {error}"
         self._release()
