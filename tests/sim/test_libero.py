@@ -11,7 +11,6 @@ from joynexus.specs.environment import LiberoSpec
 from joynexus.testing.env_contracts import check_env
 from joynexus.types import ViewSpec
 
-pytest.importorskip("libero")
 pytestmark = [
     pytest.mark.sim,
     pytest.mark.timeout(300),

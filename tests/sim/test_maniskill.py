@@ -17,7 +17,6 @@ from joynexus.testing.env_contracts import check_env
 from joynexus.testing.fakes import FakePolicy
 from joynexus.types import ViewSpec
 
-pytest.importorskip("mani_skill")
 pytestmark = [
     pytest.mark.sim,
     pytest.mark.timeout(300),
