@@ -173,7 +173,7 @@ class Tenant:
         version = self._slot.call("sync_weights")
         served = self._role(names.POLICY_STORE).served.remote(self.name, version, timeout_s)  # starts with the version
 
-        def check(found: tuple[int, bool]) -> int:
+        def check(found: list[Any]) -> int:  # version, whether it is served
             if not found[1]:
                 raise ServiceError(
                     f"{self.name}: version {found[0]} is not served everywhere after {timeout_s:.0f} s. "
