@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from joynexus.errors import ServiceError
 from joynexus.specs.service import ServiceSpec
 
 NAMESPACE_PREFIX = names.namespace("")
+CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # where Ray itself writes it
+"""Address of the cluster that ``ray start`` last started on this machine."""
 BRING_UP_S = 600.0
 """How long a service may take to come up: loading a backbone may be slow."""
 
@@ -35,7 +38,7 @@ def connect_ray(*, service: str, address: str | None = None) -> bool:
 
     Args:
         service: Whose namespace to enter.
-        address: Ray's address; None takes ``RAY_ADDRESS`` or the cluster of this machine.
+        address: Ray's address; None takes that of :func:`find_cluster`.
 
     Returns:
         False if there is none.
@@ -43,15 +46,35 @@ def connect_ray(*, service: str, address: str | None = None) -> bool:
     prepare_environment()
     if ray.is_initialized():
         return True
+    found = address or find_cluster()
+    if found is None:
+        return False
     try:
-        ray.init(address=address or "auto", namespace=names.namespace(service), **_quiet())
+        ray.init(address=found, namespace=names.namespace(service), **_quiet())
     except ConnectionError:
         return False
     return True
 
 
+def find_cluster() -> str | None:
+    """Return the address of the cluster to use: ``RAY_ADDRESS``, or what ``ray start`` last started on this machine.
+
+    A Ray that another program started for itself alone is never taken, although Ray's own ``auto`` would.
+    """
+    named = os.environ.get("RAY_ADDRESS")
+    if named:
+        return named
+    try:
+        address = CURRENT_CLUSTER.read_text().strip()
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=2.0):
+            return address
+    except (OSError, ValueError):
+        return None
+
+
 def start_local_ray(*, service: str, num_cpus: int | None = None) -> None:
-    """Start a Ray of this process's own, on the loopback interface; it ends with the process."""
+    """Start a Ray of this process's own, that ends with the process."""
     prepare_environment()
     ray.init(
         address="local",

@@ -8,20 +8,19 @@ import sys
 import time
 from pathlib import Path
 
-from joynexus.actors.cluster import prepare_environment
+from joynexus.actors.cluster import CURRENT_CLUSTER, prepare_environment
 from joynexus.errors import ServiceError
 
 START_S = 60.0
 STOP_S = 30.0
 
 
-def start_head(root: Path, *, num_cpus: int | None = None, port: int = 6379) -> str:
-    """Start a Ray head on the loopback interface, in a session of its own, so that it outlives this process.
+def start_head(root: Path, *, num_cpus: int | None = None) -> str:
+    """Start a Ray head in a session of its own, so that it outlives this process.
 
     Args:
         root: Folder for its log and its process id.
         num_cpus: Logical CPUs; None takes the machine's.
-        port: Of the head.
 
     Returns:
         The head's address; also set as ``RAY_ADDRESS`` for this process.
@@ -31,7 +30,7 @@ def start_head(root: Path, *, num_cpus: int | None = None, port: int = 6379) -> 
     """
     prepare_environment()
     root.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"]
     command += ["--node-ip-address=127.0.0.1", "--disable-usage-stats", "--include-dashboard=true"]
     command += [f"--num-cpus={num_cpus}"] if num_cpus is not None else []
     log = root / "ray_head.log"
@@ -40,13 +39,13 @@ def start_head(root: Path, *, num_cpus: int | None = None, port: int = 6379) -> 
         process = subprocess.Popen(  # our own interpreter and arguments
             command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
         )
-    address = f"127.0.0.1:{port}"
     deadline = time.monotonic() + START_S
     while "Ray runtime started" not in log.read_text():
         if process.poll() is not None or time.monotonic() > deadline:
             tail = log.read_text()[-600:]
-            raise ServiceError(f"the Ray head did not start on {address}: {tail}")
+            raise ServiceError(f"the Ray head did not start: {tail}")
         time.sleep(0.2)
+    address = CURRENT_CLUSTER.read_text().strip()
     (root / "ray_head.json").write_text(json.dumps({"pid": process.pid, "address": address}))
     os.environ["RAY_ADDRESS"] = address
     return address

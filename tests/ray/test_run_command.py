@@ -1,0 +1,81 @@
+"""``joynexus run`` on a service of its own: shared and isolated, with everything that a run leaves behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import SERVICE, evaluation_workload, rl_workload, tenant_spec
+
+from joynexus.specs.loading import dump_yaml
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "joynexus.cli", "run", *arguments, "--local", "--num-cpus", "2"]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """A service and two tenants that share a signature."""
+    (tmp_path / "service.yaml").write_text(dump_yaml(SERVICE))
+    tenants = [tenant_spec(name, rl_workload(iterations=2), evaluation_workload(episodes=2)) for name in ("ann", "bob")]
+    (tmp_path / "tenants.yaml").write_text(dump_yaml(*tenants))
+    return ["tenants.yaml", "--service", "service.yaml"]
+
+
+def test_a_shared_run_leaves_summary_metrics_plot_and_export(tmp_path: Path, files: list[str]):
+    done = run(tmp_path, *files, "--output", "out", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary == json.loads((tmp_path / "out" / "summary.json").read_text())
+
+    service = summary["service"]
+    assert set(service) == {
+        "backbone",
+        "wall_s",
+        "backbone_samples",
+        "training_samples",
+        "prefix_store",
+        "group_batches",
+    }
+    assert service["prefix_store"]["misses"] == service["backbone_samples"] > 0
+    assert {"count", "mean_tenants", "mean_samples"} == set(service["group_batches"]["training"])
+    for name, tenant in summary["tenants"].items():
+        assert (tenant["status"], tenant["policy_version"]) == ("COMPLETED", 2)
+        rl, evaluation = tenant["workloads"]
+        assert (rl["type"], rl["iterations"]) == ("rl", 2)
+        assert (evaluation["episodes"], evaluation["success_once"], evaluation["success_at_end"]) == (2, 1.0, 1.0)
+        folder = tmp_path / "out" / "tenants" / name
+        assert (folder / "metrics.jsonl").read_text().count("\n") >= 2
+        assert list((folder / "tensorboard").iterdir())
+        assert (folder / "export" / "module.safetensors").exists()
+    assert (tmp_path / "out" / "run.png").stat().st_size > 10_000
+
+
+def test_isolated_tenants_run_one_after_the_other_and_never_share(tmp_path: Path, files: list[str]):
+    done = run(tmp_path, *files, "--output", "alone", "--isolated", "--json", "summary.json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert {name: each["status"] for name, each in summary["tenants"].items()} == {
+        "ann": "COMPLETED",
+        "bob": "COMPLETED",
+    }
+    groups = summary["service"]["group_batches"]
+    assert groups["training"]["mean_tenants"] == groups["inference"]["mean_tenants"] == 1.0
+
+
+def test_a_failed_tenant_ends_the_command_with_1_and_its_reason(tmp_path: Path, files: list[str]):
+    broken = tenant_spec("cleo", rl_workload(iterations=1), policy={"observation": {"state_dim": 5}})
+    (tmp_path / "broken.yaml").write_text(dump_yaml(broken))
+    done = run(tmp_path, "broken.yaml", *files[1:], "--output", "out")
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("joynexus: error: ")]
+    assert len(errors) == 1
+    assert "cleo: ContractError" in errors[0]
+    assert "state_dim is 4" in errors[0]
