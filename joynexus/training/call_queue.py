@@ -137,7 +137,7 @@ class CallQueue:
                 f"tenant {call.tenant!r}: call {call.sequence} was answered long ago; the last {KEPT_ANSWERS} answers "
                 f"are kept. The next number is {self.next_sequence}."
             )
-        if known.digest != digest:
+        if known.digest != digest or not digest:
             raise SequenceConflictError(
                 f"tenant {call.tenant!r}: call {call.sequence} was used with another payload. "
                 f"Take the next number, {self.next_sequence}."

@@ -20,19 +20,25 @@ from typing import Any
 
 from joynexus.errors import AdmissionError, TenantExistsError, TenantNotFoundError
 from joynexus.models.backbone import Backbone
-from joynexus.models.policy import build_policy, module_dims
+from joynexus.models.policy import build_policy
 from joynexus.models.prefix_store import PrefixStore
 from joynexus.scheduling.fairness import FairShare
 from joynexus.specs.service import TrainingSpec
 from joynexus.specs.tenant import PolicySpec
+from joynexus.training.capacity import Capacity
 from joynexus.training.group import Member
 from joynexus.training.json_values import JsonObject
 from joynexus.training.runner import GroupRunner
-from joynexus.training.slot import SlotStatus, TrainingSlot, base_snapshot, slot_bytes
+from joynexus.training.slot import SlotStatus, TrainingSlot, base_snapshot
 from joynexus.training.slot_state import load_slot, save_slot
 from joynexus.training.usage import EngineUsage, UsageLedger
 from joynexus.training.validation import check_call, payload_digest
 from joynexus.types import PolicySnapshot, PolicyStats, TrainingCall, TrainingResult
+
+STEP_WAIT_S = 1.0
+"""How long ``step`` waits for a slot that is being closed; a second thread in ``step`` holds on for longer."""
+NOT_REPEATABLE = b""
+"""Digest of a call that its caller never sends again."""
 
 
 class TrainingEngine:
@@ -49,13 +55,15 @@ class TrainingEngine:
         self._backbone = backbone
         self._backbone_name = backbone_name
         self._spec = spec
-        self._backbone_bytes = sum(each.nbytes for each in backbone.state_dict().values())
+        self._capacity = Capacity(backbone, spec)
         self._ledger = UsageLedger()
         self._runner = GroupRunner(backbone, PrefixStore(spec.prefix_store), self._ledger)
         self._lock = threading.Lock()
         self._stepping = threading.Lock()
         self._slots: dict[str, TrainingSlot] = {}
         self._opening: set[str] = set()
+        self._closed: list[TrainingSlot] = []
+        """Slots whose rows are still in the prefix store, because a step was running."""
         self._shares = FairShare()
 
     # ---- slots
@@ -80,11 +88,11 @@ class TrainingEngine:
         self._reserve(tenant, policy)
         try:
             with self._lock:
-                self._check_room(tenant, self._estimate(policy))
+                self._capacity.check(tenant, needed=self._capacity.estimate(policy), used=self._used_bytes())
             parts = build_policy(policy, self._backbone, seed=seed, stats=stats)
             slot = TrainingSlot(tenant, policy, parts, seed=seed, stats=stats)
             with self._lock:
-                self._check_room(tenant, slot.nbytes)
+                self._capacity.check(tenant, needed=slot.nbytes, used=self._used_bytes())
                 self._shares.add(tenant, weight)
                 self._slots[tenant] = slot
         finally:
@@ -100,6 +108,7 @@ class TrainingEngine:
         with self._lock:
             slot = self._slots.pop(tenant, None)
             self._shares.remove(tenant)
+            self._closed += [] if slot is None else [slot]
         if slot is None:
             raise self._not_found(tenant)
         with slot.lock:
@@ -107,6 +116,11 @@ class TrainingEngine:
             abandoned = slot.calls.drain()
         for queued in abandoned:
             queued.future.set_exception(TenantNotFoundError(f"tenant {tenant!r}: its slot was closed before the call."))
+        if self._stepping.acquire(blocking=False):
+            try:
+                self._forget_closed()
+            finally:
+                self._stepping.release()
 
     def tenants(self) -> dict[str, SlotStatus]:
         """Describe every slot."""
@@ -130,11 +144,12 @@ class TrainingEngine:
 
     # ---- calls
 
-    def submit(self, call: TrainingCall) -> Future[TrainingResult]:
+    def submit(self, call: TrainingCall, *, is_repeatable: bool = True) -> Future[TrainingResult]:
         """Check a call and queue it. Thread-safe, and never waits for a forward.
 
         Args:
             call: Its sequence number is the slot's next one, or one that was used before with the same payload.
+            is_repeatable: Whether the caller may send it again; if not, its payload is not hashed.
 
         Returns:
             Its future; that of the first call where this one repeats it.
@@ -149,7 +164,7 @@ class TrainingEngine:
         """
         slot = self._slot(call.tenant)
         check_call(call, slot.policy)
-        digest = payload_digest(call)
+        digest = payload_digest(call) if is_repeatable else NOT_REPEATABLE
         with slot.lock:
             if slot.is_closed:
                 raise self._not_found(call.tenant)
@@ -170,7 +185,7 @@ class TrainingEngine:
         Raises:
             RuntimeError: If another thread is in it.
         """
-        if not self._stepping.acquire(blocking=False):
+        if not self._stepping.acquire(timeout=STEP_WAIT_S):
             raise RuntimeError("training engine: step runs in another thread. Drive the engine from one thread.")
         try:
             with self._lock:
@@ -178,6 +193,7 @@ class TrainingEngine:
             with self._runner.charging():
                 return self._runner.optimizer_calls(slots) + self._runner.group(self._choose())
         finally:
+            self._forget_closed()
             self._stepping.release()
 
     def _choose(self) -> list[Member]:
@@ -272,6 +288,14 @@ class TrainingEngine:
 
     # ---- inside
 
+    def _forget_closed(self) -> None:
+        """Take the rows of closed slots out of the prefix store; only the thread that steps may."""
+        with self._lock:
+            closed, self._closed = self._closed, []
+            live = list(self._slots.values())
+        if closed:
+            self._runner.forget(closed, live)
+
     def _slot(self, tenant: str) -> TrainingSlot:
         with self._lock:
             slot = self._slots.get(tenant)
@@ -300,24 +324,5 @@ class TrainingEngine:
                 )
             self._opening.add(tenant)
 
-    def _check_room(self, tenant: str, needed: int) -> None:
-        """Refuse a slot that does not fit; the engine's lock is held."""
-        fixed = self._backbone_bytes + self._spec.prefix_store.device_bytes
-        free = self._spec.device_bytes - fixed - sum(slot.nbytes for slot in self._slots.values())
-        if needed > free:
-            raise AdmissionError(
-                f"tenant {tenant!r}: its slot needs {needed} bytes, {max(free, 0)} of {self._spec.device_bytes} are "
-                f"free ({fixed} are the backbone's and the prefix store's). Take a smaller action module, or raise "
-                "training.device_bytes of the service."
-            )
-
-    def _estimate(self, policy: PolicySpec) -> int:
-        """Estimate a slot's bytes before its module is built: a huge one must not be allocated to be refused."""
-        dims = module_dims(policy, self._backbone)
-        numbers = policy.action_module.num_parameters(
-            prefix_dim=dims.prefix_dim,
-            state_dim=dims.state_dim,
-            action_dim=dims.action_dim,
-            horizon=dims.horizon,
-        )
-        return slot_bytes(numbers)
+    def _used_bytes(self) -> int:
+        return sum(slot.nbytes for slot in self._slots.values())

@@ -115,7 +115,7 @@ def _encode(members: Sequence[Member], backbone: Backbone, store: PrefixStore) -
     for member in members:
         stop = start + member.num_rows
         # A copy of its own: no module can reach a neighbour's rows, and memory is aligned as it would be alone.
-        member.features = _copy(features.slice(start, stop))
+        member.features = features if len(members) == 1 else _copy(features.slice(start, stop))
         member.encoded = sum(count.encoded[start:stop])
         member.reused = member.num_rows - member.encoded
         start = stop

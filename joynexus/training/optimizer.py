@@ -56,6 +56,8 @@ class TenantOptimizer:
         Raises:
             NonFiniteError: If the gradient is not finite, or too large for its square; nothing was changed.
         """
+        # In the order of the parameters: a sum's rounding depends on its order, and a file gives tensors in any.
+        gradient = {name: gradient[name] for name in self._parameters if name in gradient}
         norm = gradient_norm(gradient)
         if not math.isfinite(norm):
             raise NonFiniteError(f"optimizer step refused: the gradient's norm is {norm}. Lower lr or check the data.")

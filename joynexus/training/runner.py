@@ -15,6 +15,9 @@ from joynexus.training.slot import TrainingSlot
 from joynexus.training.usage import UsageLedger, device_clock
 from joynexus.types import TrainingResult
 
+KEPT_KEYS = 1024
+"""Rows that a tenant's note may hold beyond twice the store's."""
+
 
 class GroupRunner:
     """The part of the engine that computes. Used by one thread at a time."""
@@ -77,10 +80,26 @@ class GroupRunner:
         ordered = sorted(members, key=lambda member: member.slot.expected_seconds(member.num_rows))
         return sum(self._part(member) for member in ordered)
 
+    def forget(self, closed: Sequence[TrainingSlot], live: Sequence[TrainingSlot]) -> None:
+        """Drop from the prefix store what closed tenants have used and no live one has."""
+        gone = {key for slot in closed for key in slot.prefix_keys}
+        for slot in live:
+            gone -= slot.prefix_keys
+        self._store.discard(gone)
+
+    def _remember(self, member: Member) -> None:
+        """Note which rows a tenant uses; those that have left the store are left out before the note outgrows it."""
+        keys = member.slot.prefix_keys
+        keys.update(member.keys)
+        if len(keys) > 2 * len(self._store) + KEPT_KEYS:
+            keys.intersection_update(key for key in list(keys) if key in self._store)
+
     def _encode(self, members: Sequence[Member]) -> None:
         """Encode the group together, and split the time by the rows that each tenant caused to be encoded."""
         begin = self._clock()
         encode_group(members, self._backbone, self._store)
+        for member in members:
+            self._remember(member)
         spent = self._clock() - begin
         shares = [member.encoded for member in members]
         if not any(shares):  # all were found: the time is that of the look-up

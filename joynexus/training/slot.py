@@ -141,6 +141,8 @@ class TrainingSlot:
         """Replaced as a whole by ``load_state``."""
         self.version = 0
         self.is_closed = False
+        self.prefix_keys: set[bytes] = set()
+        """Rows of the prefix store that this tenant has used; only the thread in ``step`` touches it."""
         self.seconds_per_row: float | None = None
         """Measured cost of the tenant's own part, to serve short parts of a group first."""
 

@@ -128,7 +128,7 @@ def _rebuild(
     state.optimizer.load(tensors["optimizer"])
     state.generator.set_state(tensors["optimizer"][GENERATOR])
     gradient = {
-        name.removeprefix(GRADIENT): each.to(backbone.device)
+        name.removeprefix(GRADIENT): each.to(backbone.device, copy=True)
         for name, each in tensors["optimizer"].items()
         if name.startswith(GRADIENT)
     }

@@ -68,7 +68,8 @@ class WorkloadRun:
                         loss=call.loss,
                         optimizer=call.optimizer,
                         schedule_steps=call.schedule_steps,
-                    )
+                    ),
+                    is_repeatable=False,
                 )
         except Exception as error:  # noqa: BLE001  # the tenant's boundary
             self.fail(error)

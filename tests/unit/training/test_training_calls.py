@@ -37,7 +37,7 @@ from joynexus.errors import (
 from joynexus.models.action_module import ActionModule
 from joynexus.specs.action_module import GaussianModuleSpec, OftModuleSpec
 from joynexus.specs.algorithm import OptimizerSpec
-from joynexus.training import call_queue
+from joynexus.training import call_queue, runner
 from joynexus.training.engine import TrainingEngine
 from joynexus.training.losses import LOSSES, LossFunction, LossInputs, LossRows
 from joynexus.types import Loss, TrainingBatch, TrainingCall
@@ -69,6 +69,45 @@ def test_c03_nothing_of_a_closed_tenant_is_left() -> None:
         run(each, *(train_call("b", step, batch(2, step)) for step in range(3)))
     assert are_equal(parameters(trainer, "b"), parameters(fresh, "b"))
     assert trainer.status("b").optimizer_steps == 3
+
+
+def test_c03_a_closed_tenants_prefixes_leave_the_store_and_shared_ones_stay() -> None:
+    trainer = engine()
+    for index, name in enumerate("ab"):
+        trainer.open_slot(name, policy(), seed=index)
+    run(trainer, train_call("a", 0, TrainingBatch.concatenate([batch(3, 1), batch(2, 2)])))
+    run(trainer, train_call("b", 0, batch(2, 2)))
+    store = trainer._runner._store
+    assert len(store) == 5
+    trainer.close_slot("a")
+    assert len(store) == 2
+    assert run(trainer, train_call("b", 1, batch(2, 2)))[0].reused == 2
+    trainer.close_slot("b")
+    assert (len(store), store.nbytes) == (0, 0)
+
+
+def test_c03_a_tenant_that_closes_during_its_step_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = engine()
+
+    def closing(module: ActionModule, inputs: LossInputs, parameters: object) -> LossRows:
+        trainer.close_slot("a")
+        return LossRows(loss=module.loss(inputs.prefix, inputs.state, inputs.actions, inputs.steps, inputs.generator))
+
+    monkeypatch.setitem(LOSSES, "closing", LossFunction(compute=closing))
+    trainer.open_slot("a", policy(), seed=0)
+    future = trainer.submit(train_call("a", 0, batch(2, 1), loss=Loss(name="closing")))
+    assert trainer.step() == 0
+    with pytest.raises(TenantNotFoundError, match="closed before"):
+        future.result(timeout=0)
+    assert len(trainer._runner._store) == 0
+
+
+def test_the_note_of_a_tenants_prefixes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "KEPT_KEYS", 4)
+    trainer = engine(prefix_store={"device_bytes": 0, "host_bytes": 0})
+    trainer.open_slot("a", policy(), seed=0)
+    run(trainer, *(train_call("a", step, batch(3, step)) for step in range(5)))
+    assert len(trainer._slot("a").prefix_keys) <= 4
 
 
 @pytest.mark.parametrize("module", ["gaussian", "oft", "flow_matching"])
@@ -127,7 +166,7 @@ def test_memory_is_counted_slot_by_slot() -> None:
     probe = engine()
     probe.open_slot("a", policy(), seed=0)
     one = probe.status("a").slot_bytes
-    fixed = probe._backbone_bytes + probe._spec.prefix_store.device_bytes
+    fixed = probe._capacity.fixed
     trainer = engine(device_bytes=fixed + 2 * one + one // 2)
     trainer.open_slot("a", policy(), seed=0)
     trainer.open_slot("b", policy(), seed=0)
@@ -219,6 +258,15 @@ def test_c14_a_repeated_number_is_one_update() -> None:
             trainer.submit(other)
     with pytest.raises(SequenceConflictError, match="call 5 came before call 1"):
         trainer.submit(train_call("a", 5, batch(1, 1)))
+
+
+def test_a_call_that_is_not_repeatable_is_not_repeated() -> None:
+    trainer = engine()
+    trainer.open_slot("a", policy(), seed=0)
+    trainer.submit(train_call("a", 0, batch(1, 1)), is_repeatable=False)
+    for is_repeatable in (True, False):
+        with pytest.raises(SequenceConflictError):
+            trainer.submit(train_call("a", 0, batch(1, 1)), is_repeatable=is_repeatable)
 
 
 def test_a_failed_call_keeps_its_number_and_its_answer() -> None:

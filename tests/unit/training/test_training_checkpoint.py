@@ -369,6 +369,20 @@ def test_the_gradient_is_clipped_per_tenant_by_its_whole_norm() -> None:
     assert moments["step/w"] == 1.0
 
 
+def test_the_order_of_a_gradients_tensors_does_not_matter() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = (3, 50, 16, 256, 7, 33, 1000)
+    gradient = {f"p{index}": torch.randn(size, generator=generator) for index, size in enumerate(sizes)}
+    found = set()
+    for shift in range(len(sizes)):
+        optimizer = TenantOptimizer(
+            {name: torch.nn.Parameter(torch.zeros(len(each))) for name, each in gradient.items()}
+        )
+        names = [*list(gradient)[shift:], *list(gradient)[:shift]]
+        found.add(optimizer.step({name: gradient[name].clone() for name in names}, OptimizerSpec(), 1e-3))
+    assert len(found) == 1
+
+
 def test_our_adamw_is_torchs() -> None:
     torch.manual_seed(0)
     mine = torch.nn.Parameter(torch.randn(4, 3))
