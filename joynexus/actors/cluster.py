@@ -91,12 +91,13 @@ def _quiet() -> dict[str, Any]:
     return {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
-def start_service(spec: ServiceSpec, root: Path) -> RoleClient:
+def start_service(spec: ServiceSpec, root: Path, *, lifeline: str | None = None) -> RoleClient:
     """Start a service on the connected cluster, or find it, and wait until it is up.
 
     Args:
         spec: The service.
         root: Folder of its state and, by default, its runs.
+        lifeline: Of the driver that it belongs to; None lets it outlive this process.
 
     Returns:
         The Master.
@@ -107,22 +108,24 @@ def start_service(spec: ServiceSpec, root: Path) -> RoleClient:
     serve.start(proxy_location="Disabled")
     spec = spec.model_copy(update={"storage": spec.storage.model_copy(update={"root": root})})
     namespace = names.namespace(spec.service)
-    role = Role(name=names.MASTER, actor_class=Master, arguments=(spec.model_dump_json(), str(root)), max_restarts=-1)
+    arguments = (spec.model_dump_json(), str(root), lifeline)
+    role = Role(name=names.MASTER, actor_class=Master, arguments=arguments, max_restarts=-1)
     start_role(role, namespace)
     master = RoleClient(names.MASTER, namespace)
     try:
         master.call("wait_ready", BRING_UP_S, timeout_s=BRING_UP_S + 30)
-    except Exception:
+    except BaseException:
         stop_service(spec.service)
         raise
     return master
 
 
-def find_service(service: str | None = None) -> str:
+def find_service(service: str | None = None, *, is_shared: bool = False) -> str:
     """Return the name of the running service.
 
     Args:
         service: The name, if it is known; None takes the only one.
+        is_shared: Pass over services that a run has started for itself alone, and that end with it.
 
     Raises:
         ServiceError: If none runs, or several do and none was named.
@@ -132,6 +135,8 @@ def find_service(service: str | None = None) -> str:
         for namespace, name in ray_calls.named_actors()
         if name == names.MASTER and namespace.startswith(NAMESPACE_PREFIX)
     )
+    if is_shared:
+        running = [each for each in running if _is_shared(each)]
     if service is not None and service in running:
         return service
     if service is None and len(running) == 1:
@@ -139,6 +144,14 @@ def find_service(service: str | None = None) -> str:
     if not running:
         raise ServiceError("no joynexus service runs on this cluster. Start one with 'joynexus up'.")
     raise ServiceError(f"service {service!r} is not the one to take: running are {running}. Name one of them.")
+
+
+def _is_shared(service: str) -> bool:
+    try:
+        master = RoleClient(names.MASTER, names.namespace(service))
+        return master.call("ping", patience_s=0.0, timeout_s=10.0)["lifeline"] is None
+    except ServiceError:
+        return False  # it has just ended
 
 
 def stop_service(service: str) -> None:

@@ -22,10 +22,11 @@ from ray import serve
 from joynexus.actors import names
 from joynexus.actors.health import HealthManager
 from joynexus.actors.inference import deploy_replicas
+from joynexus.actors.lifeline import LifelineWatch
 from joynexus.actors.placement import check_service_fits, create_group, remove_group
 from joynexus.actors.policy_store import PolicyStore
 from joynexus.actors.records import ENDED, RecordStore, TenantRecord, WorkloadRecord
-from joynexus.actors.roles import Role, RoleClient
+from joynexus.actors.roles import Role, RoleClient, end_role
 from joynexus.actors.tenant_driver import TenantDriver
 from joynexus.actors.training import TrainingActor
 from joynexus.actors.usage import UsageBook
@@ -40,6 +41,8 @@ from joynexus.specs.tenant import TenantSpec
 
 log = logging.getLogger(__name__)
 
+SERVICE_ITSELF = ""
+"""Its key among those that belong to a driver; no tenant's name is empty."""
 RESTORE_PATIENCE_S = 5.0
 """How long a restore waits for another role; the next health round tries again."""
 
@@ -47,8 +50,16 @@ RESTORE_PATIENCE_S = 5.0
 class Master:
     """The control plane of one service."""
 
-    def __init__(self, service: str, root: str) -> None:
+    def __init__(self, service: str, root: str, lifeline: str | None = None) -> None:
+        """Bring the service up, in the background.
+
+        Args:
+            service: ServiceSpec as JSON.
+            root: Folder of its state and runs.
+            lifeline: Of the driver that the service belongs to: it shuts down when that is gone.
+        """
         self._spec = ServiceSpec.model_validate_json(service)
+        self._lifeline = lifeline
         self._namespace = names.namespace(self._spec.service)
         setup_logging(Path(root) / names.LOGS, role=names.MASTER)
         self._root = Path(root)
@@ -61,6 +72,10 @@ class Master:
         self._health = HealthManager(self._spec.health, self._namespace, on_failed=self._role_failed)
         self._usage = UsageBook(self._health, list(self._spec.backbones), self._namespace)
         self._started_at = time.time()
+        self._closing = threading.Lock()
+        self._is_closed = False
+        self._lifelines = LifelineWatch(self._tied, self._cut)
+        self._lifelines.start()
         threading.Thread(target=self._bring_up, name="bring-up", daemon=True).start()
 
     # ---- bring-up
@@ -152,7 +167,9 @@ class Master:
     async def ping(self) -> dict[str, Any]:
         """Tell that the Master lives, and whether the service is up."""
         state = "READY" if self._ready.is_set() else "STARTING"
-        return {"service": self._spec.service, "state": "FAILED" if self._fault else state, "root": str(self._root)}
+        state = "FAILED" if self._fault else state
+        name, root = self._spec.service, str(self._root)
+        return {"service": name, "state": state, "root": root, "lifeline": self._lifeline}
 
     async def wait_ready(self, timeout_s: float) -> str:
         """Wait for the service to be up, and return its spec as JSON.
@@ -166,12 +183,13 @@ class Master:
             raise self._fault
         return self._spec.model_dump_json()
 
-    async def submit(self, tenant: str, folder: str) -> None:
+    async def submit(self, tenant: str, folder: str, lifeline: str | None = None) -> None:
         """Take a tenant in; its record is on disk when this returns.
 
         Args:
             tenant: TenantSpec as JSON, its paths absolute.
             folder: Where everything of the tenant is written.
+            lifeline: Of the driver that it belongs to (:mod:`joynexus.actors.lifeline`); None: to nobody.
 
         Raises:
             TenantExistsError: If a living tenant has the name.
@@ -179,9 +197,9 @@ class Master:
             SpecError: If it names a backbone that the service lacks.
         """
         await self.wait_ready(600.0)
-        await asyncio.to_thread(self._submit, TenantSpec.model_validate_json(tenant), Path(folder))
+        await asyncio.to_thread(self._submit, TenantSpec.model_validate_json(tenant), Path(folder), lifeline)
 
-    def _submit(self, spec: TenantSpec, folder: Path) -> None:
+    def _submit(self, spec: TenantSpec, folder: Path, lifeline: str | None) -> None:
         with self._lock:
             living = self._living()
             if spec.tenant in living:
@@ -193,6 +211,7 @@ class Master:
                 folder=folder,
                 workloads=[WorkloadRecord(type=each.type) for each in spec.workloads],
                 interactive=not spec.workloads,
+                lifeline=lifeline,
                 order=1 + max((each.order for each in self._tenants.values()), default=0),
             )
             self._records.save(record)
@@ -285,12 +304,38 @@ class Master:
         """How often each role was made anew."""
         return dict(self._health.restarts)
 
+    def _tied(self) -> dict[str, str]:
+        """Who belongs to which driver; the service itself under its own key."""
+        with self._lock:
+            tied = {name: record.lifeline for name, record in self._living().items() if not record.stop_requested}
+        return {name: line for name, line in {**tied, SERVICE_ITSELF: self._lifeline}.items() if line is not None}
+
+    def _cut(self, name: str) -> None:
+        """The driver that a tenant, or the service, belongs to is gone."""
+        if name == SERVICE_ITSELF:
+            log.warning("the run that started this service is gone: shutting down")
+            self._shut_down()
+            end_role(names.MASTER, self._namespace)
+            return
+        record = self._tenants[name]
+        log.warning("%s: the run that submitted it is gone: stopping it", name)
+        record.reason = "the run that submitted it is gone"
+        record.stop_requested = True
+        self._records.save(record)
+
     async def shut_down(self) -> None:
-        """Stop every tenant and end every role but the Master itself."""
+        """Stop every tenant and end every role but the Master itself; repeated calls wait for the first."""
         await asyncio.to_thread(self._shut_down)
 
     def _shut_down(self) -> None:
+        with self._closing:
+            if not self._is_closed:
+                self._close()
+                self._is_closed = True
+
+    def _close(self) -> None:
         self._ready.wait(60.0)
+        self._lifelines.stop()
         with self._lock:
             drivers = list(self._drivers.values())
         for driver in drivers:

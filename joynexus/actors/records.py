@@ -45,6 +45,8 @@ class TenantRecord(BaseModel):
     stop_requested: bool = False
     interactive: bool = False
     """Driven through the Python API: stays until it is stopped, and may be given further workloads."""
+    lifeline: str | None = None
+    """Of the driver that the tenant belongs to: it is stopped when that is gone. None: it belongs to nobody."""
     order: int = 0
     """Position in the order of submission."""
 

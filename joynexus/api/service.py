@@ -62,15 +62,18 @@ class Service:
         self.spec = ServiceSpec.model_validate_json(self.master.call("wait_ready", 600.0, timeout_s=630.0))
         self.root = Path(self.master.call("ping")["root"])
 
-    def submit(self, spec: TenantSpec | str | Path, *, folder: str | Path | None = None) -> Run:
+    def submit(
+        self, spec: TenantSpec | str | Path, *, folder: str | Path | None = None, lifeline: str | None = None
+    ) -> Run:
         """Submit a tenant.
 
         Args:
             spec: A tenant, or the file that describes it.
             folder: Where everything of it is written; None makes one under the service's root.
+            lifeline: Stop it when the driver that holds this lifeline (:mod:`joynexus.actors.lifeline`) is gone.
 
         Returns:
-            The tenant's run; it goes on whether anybody waits or not.
+            The tenant's run; without a lifeline it goes on whether anybody waits or not.
 
         Raises:
             SpecError: If the spec is wrong.
@@ -78,7 +81,7 @@ class Service:
         """
         loaded = spec if isinstance(spec, TenantSpec) else load_tenant(Path(spec))
         where = Path(folder or self.root / _run_name() / loaded.tenant).resolve()
-        self.master.call("submit", loaded.model_dump_json(), str(where), timeout_s=660.0)
+        self.master.call("submit", loaded.model_dump_json(), str(where), lifeline, timeout_s=660.0)
         return Run(self, loaded.tenant)
 
     def open(

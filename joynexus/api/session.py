@@ -7,7 +7,9 @@ service of its own, one after the other, for comparison.
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any, Protocol
 import ray
 
 from joynexus.actors import cluster
+from joynexus.actors.lifeline import lifeline
 from joynexus.actors.usage import merge_usage
 from joynexus.api.service import Service
 from joynexus.errors import JoyNexusError, ServiceError
@@ -87,7 +90,7 @@ def run_shared(
         return _run_on(service, tenants, _folder(output, service.root), progress)
     folder = _folder(output, spec.storage.root)
     progress.say(f"starting service {spec.service!r}: backbones {sorted(spec.backbones)}")
-    with _OwnService(spec, folder, num_cpus) as own:
+    with _own_service(spec, folder, num_cpus) as own:
         return _run_on(own, tenants, folder, progress)
 
 
@@ -104,7 +107,7 @@ def run_isolated(
     parts: list[RunOutcome] = []
     for tenant in tenants:
         progress.say(f"isolated: {tenant.tenant}")
-        with _OwnService(spec, folder / "isolated" / tenant.tenant, num_cpus) as own:
+        with _own_service(spec, folder / "isolated" / tenant.tenant, num_cpus) as own:
             parts.append(_run_on(own, [tenant], folder / "isolated" / tenant.tenant, progress))
     outcome = RunOutcome(
         folder=folder,
@@ -125,38 +128,34 @@ def _running(spec: ServiceSpec | None) -> Service | None:
     if not cluster.connect_ray(service=spec.service if spec else "client"):
         return None
     try:
-        return Service(cluster.find_service(spec.service if spec else None))
+        return Service(cluster.find_service(spec.service if spec else None, is_shared=True))
     except ServiceError:
         if spec is None and "RAY_ADDRESS" not in os.environ:
             ray.shutdown()  # a Ray that merely happens to be here is left alone
         return None
 
 
-class _OwnService:
-    """A service for one run: started on the connected cluster or on a local Ray, and taken down afterwards."""
+@contextmanager
+def _own_service(spec: ServiceSpec, root: Path, num_cpus: int | None) -> Generator[Service, None, None]:
+    """A service for one run: started on the connected cluster or on a local Ray, and taken down afterwards.
 
-    def __init__(self, spec: ServiceSpec, root: Path, num_cpus: int | None) -> None:
-        self._spec, self._root, self._num_cpus = spec, root, num_cpus
-        self._own_ray = not ray.is_initialized()
-
-    def __enter__(self) -> Service:
-        if self._own_ray:
-            cluster.start_local_ray(service=self._spec.service, num_cpus=self._num_cpus)
-        try:
-            cluster.start_service(self._spec, self._root)
-            return Service(self._spec.service)
-        except BaseException:
-            self._end_ray()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            cluster.stop_service(self._spec.service)
-        finally:
-            self._end_ray()
-
-    def _end_ray(self) -> None:
-        if self._own_ray:
+    On a cluster it bears a name of its own, since another run may start one too, and it ends with this driver even
+    where the driver has no time left to end it.
+    """
+    is_local = not ray.is_initialized()
+    if is_local:
+        cluster.start_local_ray(service=spec.service, num_cpus=num_cpus)
+    else:
+        spec = spec.model_copy(update={"service": f"{spec.service[:50]}-{uuid.uuid4().hex[:6]}"})
+    try:
+        with lifeline() as line:
+            cluster.start_service(spec, root, lifeline=line)
+            try:
+                yield Service(spec.service)
+            finally:
+                cluster.stop_service(spec.service)
+    finally:
+        if is_local:
             ray.shutdown()
 
 
@@ -164,15 +163,16 @@ def _run_on(service: Service, tenants: Sequence[TenantSpec], folder: Path, progr
     started = time.monotonic()
     before = service.usage()
     submitted: list[str] = []
-    try:
-        for each in tenants:
-            service.submit(each, folder=folder / "tenants" / each.tenant)
-            submitted.append(each.tenant)
-        statuses = progress.follow(service, submitted)
-    except BaseException:  # a refusal, Ctrl-C or the end of the job: what was submitted here is stopped here
-        for name in submitted:
-            service.request_stop(name)
-        raise
+    with lifeline() as line:  # a driver that is killed can't stop its tenants: the Master then does
+        try:
+            for each in tenants:
+                service.submit(each, folder=folder / "tenants" / each.tenant, lifeline=line)
+                submitted.append(each.tenant)
+            statuses = progress.follow(service, submitted)
+        except BaseException:  # a refusal, Ctrl-C or the end of the job: what was submitted here is stopped here
+            for name in submitted:
+                service.request_stop(name)
+            raise
     outcome = RunOutcome(
         folder=folder,
         service=_service_report(tenants, before, service.usage(), time.monotonic() - started),
