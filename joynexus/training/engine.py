@@ -22,6 +22,7 @@ from joynexus.errors import AdmissionError, TenantExistsError, TenantNotFoundErr
 from joynexus.models.backbone import Backbone
 from joynexus.models.policy import build_policy
 from joynexus.models.prefix_store import PrefixStore
+from joynexus.observability.engine_usage import EngineLedger, EngineUsage
 from joynexus.scheduling.fairness import FairShare
 from joynexus.specs.service import TrainingSpec
 from joynexus.specs.tenant import PolicySpec
@@ -31,7 +32,6 @@ from joynexus.training.json_values import JsonObject
 from joynexus.training.runner import GroupRunner
 from joynexus.training.slot import SlotStatus, TrainingSlot, base_snapshot
 from joynexus.training.slot_state import load_slot, save_slot
-from joynexus.training.usage import EngineUsage, UsageLedger
 from joynexus.training.validation import check_call, payload_digest
 from joynexus.types import PolicySnapshot, PolicyStats, TrainingCall, TrainingResult
 
@@ -56,7 +56,7 @@ class TrainingEngine:
         self._backbone_name = backbone_name
         self._spec = spec
         self._capacity = Capacity(backbone, spec)
-        self._ledger = UsageLedger()
+        self._ledger = EngineLedger()
         self._runner = GroupRunner(backbone, PrefixStore(spec.prefix_store), self._ledger)
         self._lock = threading.Lock()
         self._stepping = threading.Lock()

@@ -12,14 +12,15 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 
+from joynexus.data.normalization import policy_stats_from_json, policy_stats_to_json
 from joynexus.errors import CheckpointError
 from joynexus.specs.tenant import PolicySpec
 from joynexus.training.checkpoint import replace_file
-from joynexus.training.json_values import JsonObject, integer_in, object_in, stats_from_json, stats_to_json
-from joynexus.types import PolicySnapshot
+from joynexus.training.json_values import JsonObject, integer_in, object_in
+from joynexus.types import PolicySnapshot, PolicyStats
 
 FORMAT = "joynexus-policy/1"
 MODULE, STATS, POLICY = "module.safetensors", "stats.json", "policy.json"
@@ -44,7 +45,7 @@ def write_export(folder: Path, snapshot: PolicySnapshot, *, signature: str) -> P
     tensors = {name: torch.from_numpy(value.copy()) for name, value in snapshot.parameters.items()}
     contents = {
         MODULE: safetensors.torch.save(tensors),
-        STATS: json.dumps(stats_to_json(snapshot.stats), indent=1).encode(),
+        STATS: json.dumps(None if snapshot.stats is None else policy_stats_to_json(snapshot.stats), indent=1).encode(),
     }
     manifest: JsonObject = {
         "format": FORMAT,
@@ -85,8 +86,12 @@ def read_export(folder: Path) -> PolicySnapshot:
             version=integer_in(manifest, "version"),
             policy=PolicySpec.model_validate(manifest["policy"]),
             parameters={name: each.numpy() for name, each in tensors.items()},
-            stats=stats_from_json(json.loads(contents[STATS])),
+            stats=_stats(json.loads(contents[STATS])),
             seed=integer_in(manifest, "seed"),
         )
-    except (OSError, KeyError, TypeError, ValidationError, json.JSONDecodeError, SafetensorError) as error:
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: is no export, or is damaged: {error}. Export it again.") from error
+
+
+def _stats(encoded: Any) -> PolicyStats | None:  # noqa: ANN401  # what a JSON file holds
+    return None if encoded is None else policy_stats_from_json(encoded)

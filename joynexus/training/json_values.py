@@ -1,40 +1,10 @@
-"""Plain values that go into JSON, and normalisation statistics among them.
-
-Statistics are exact to the bit: a float32 is a double, and a double survives its text.
-"""
+"""Reading plain values out of JSON objects, each with the type that it must have."""
 
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from joynexus.types import Array, NormalizationStats, PolicyStats
-
 JsonObject = dict[str, Any]
 """What a JSON object becomes: strings, finite numbers, booleans, None, lists and objects of such."""
-
-_VECTORS = ("mean", "std", "minimum", "maximum", "q01", "q99")
-
-
-def stats_to_json(stats: PolicyStats | None) -> JsonObject | None:
-    """Describe statistics as plain values; None stays None."""
-    if stats is None:
-        return None
-    return {"state": _to_json(stats.state), "action": _to_json(stats.action), "source": stats.source}
-
-
-def stats_from_json(value: Mapping[str, Any] | None) -> PolicyStats | None:
-    """Read what :func:`stats_to_json` wrote.
-
-    Raises:
-        KeyError: If a field is missing.
-        TypeError: If a value has another type.
-    """
-    if value is None:
-        return None
-    return PolicyStats(
-        state=_from_json(value["state"]), action=_from_json(value["action"]), source=str(value["source"])
-    )
 
 
 def object_in(values: Mapping[str, Any], name: str) -> JsonObject:
@@ -70,17 +40,3 @@ def number_in(values: Mapping[str, Any], name: str) -> float | None:
 def numbers_in(values: Mapping[str, Any], name: str) -> dict[str, float]:
     """Read numbers by name."""
     return {key: float(each) for key, each in object_in(values, name).items() if isinstance(each, int | float)}
-
-
-def _to_json(stats: NormalizationStats | None) -> JsonObject | None:
-    if stats is None:
-        return None
-    vectors = {name: [float(each) for each in getattr(stats, name)] for name in _VECTORS}
-    return {**vectors, "count": stats.count}
-
-
-def _from_json(value: Mapping[str, Any] | None) -> NormalizationStats | None:
-    if value is None:
-        return None
-    vectors: dict[str, Array] = {name: np.array(value[name], dtype=np.float32) for name in _VECTORS}
-    return NormalizationStats(**vectors, count=integer_in(value, "count"))

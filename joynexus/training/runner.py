@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from joynexus.errors import JoyNexusError
 from joynexus.models.backbone import Backbone
 from joynexus.models.prefix_store import PrefixStore
+from joynexus.observability.engine_usage import EngineLedger, device_clock
 from joynexus.training.group import Computed, Member, encode_group, forward_backward, prepare, tenant_error
 from joynexus.training.slot import TrainingSlot
-from joynexus.training.usage import UsageLedger, device_clock
 from joynexus.types import TrainingResult
 
 KEPT_KEYS = 1024
@@ -22,7 +22,7 @@ KEPT_KEYS = 1024
 class GroupRunner:
     """The part of the engine that computes. Used by one thread at a time."""
 
-    def __init__(self, backbone: Backbone, store: PrefixStore, ledger: UsageLedger) -> None:
+    def __init__(self, backbone: Backbone, store: PrefixStore, ledger: EngineLedger) -> None:
         self._backbone = backbone
         self._store = store
         self._ledger = ledger

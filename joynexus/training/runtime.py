@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from joynexus.errors import TenantExistsError, TenantNotFoundError
+from joynexus.observability.engine_usage import EngineUsage
 from joynexus.specs.tenant import RlSpec, SftSpec, TenantSpec
 from joynexus.training.engine import TrainingEngine
 from joynexus.training.export import write_export
 from joynexus.training.run_folder import RunFolder
 from joynexus.training.tenant_run import TenantRun
-from joynexus.training.usage import EngineUsage
 from joynexus.types import LaneItem, PolicySnapshot, PolicyStats, TrainingCall, TrainingResult, WorkloadProgress
 
 

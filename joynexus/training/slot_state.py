@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from joynexus import errors
+from joynexus.data.normalization import policy_stats_from_json, policy_stats_to_json
 from joynexus.errors import CheckpointError, JoyNexusError, TenantFailedError
 from joynexus.models.backbone import Backbone
 from joynexus.models.policy import build_policy
 from joynexus.training.call_queue import Answer, Outcome
 from joynexus.training.checkpoint import Tensors, host_copies, read_checkpoint, write_checkpoint
-from joynexus.training.json_values import JsonObject, integer_in, object_in, stats_from_json, stats_to_json
+from joynexus.training.json_values import JsonObject, integer_in, object_in
 from joynexus.training.optimizer import has_fused
 from joynexus.training.slot import Accumulated, TrainableState, TrainingSlot
 from joynexus.types import PolicyStats, TrainingResult
@@ -73,7 +74,7 @@ def load_slot(slot: TrainingSlot, folder: Path, backbone: Backbone) -> JsonObjec
     tensors, saved = read_checkpoint(folder)
     _check_owner(slot, saved, folder)
     try:
-        stats = stats_from_json(saved["stats"])
+        stats = None if saved["stats"] is None else policy_stats_from_json(object_in(saved, "stats"))
         state = _rebuild(slot, tensors, saved, stats, backbone)
         answers = {int(number): _outcome(each) for number, each in object_in(saved, "answers").items()}
         version, sequence = integer_in(saved, "version"), integer_in(saved, "next_sequence")
@@ -109,7 +110,7 @@ def _dump(slot: TrainingSlot) -> tuple[Tensors, JsonObject]:
         "accumulated_rows": state.accumulated.rows,
         "next_sequence": slot.calls.first_waiting,
         "answers": {str(number): _answer_json(answer) for number, answer in slot.calls.answered().items()},
-        "stats": stats_to_json(slot.stats),
+        "stats": None if slot.stats is None else policy_stats_to_json(slot.stats),
         "libraries": {"python": platform.python_version(), "torch": str(torch.__version__)},
     }
 

@@ -7,9 +7,9 @@ import pytest
 from training_world import batch, engine, forward_call, policy, run, step_call, train_call
 
 from joynexus.models.action_module import ActionModule
-from joynexus.training import usage
+from joynexus.observability import engine_usage as usage
+from joynexus.observability.engine_usage import EngineLedger
 from joynexus.training.losses import LOSSES, LossFunction, LossInputs, LossRows
-from joynexus.training.usage import UsageLedger
 from joynexus.types import Loss
 
 
@@ -84,7 +84,7 @@ def test_an_idle_step_costs_nobody() -> None:
 
 def test_the_record_of_groups_is_bounded_and_spans_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "MAX_GROUPS", 8)
-    ledger = UsageLedger()
+    ledger = EngineLedger()
     for number in range(100):
         ledger.record_group(tenants=1, samples=number, encoded=0, reused=0)
     found = ledger.usage()
