@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import ray
-from conftest import counter, evaluation_workload, rl_workload, tenant_spec, wait_until
 from ray import serve
+from ray_world import counter, evaluation_workload, rl_workload, tenant_spec, wait_until
 
 from joynexus.actors import names
 from joynexus.actors.roles import find_role

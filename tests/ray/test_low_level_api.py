@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import counter, evaluation_workload, leftovers, rl_workload, tenant_spec, wait_until
+from ray_world import counter, evaluation_workload, leftovers, rl_workload, tenant_spec, wait_until
 from safetensors.numpy import load_file
 
 from joynexus.actors import names

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import SERVICE, evaluation_workload, rl_workload, tenant_spec
+from ray_world import SERVICE, evaluation_workload, rl_workload, tenant_spec
 
 from joynexus.specs.loading import dump_yaml
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import evaluation_workload, leftovers, rl_workload, tenant_spec, wait_until
+from ray_world import evaluation_workload, leftovers, rl_workload, tenant_spec, wait_until
 
 from joynexus.api import Service
 from joynexus.errors import TenantExistsError, TenantNotFoundError
