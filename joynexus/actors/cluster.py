@@ -124,7 +124,7 @@ def find_service(service: str | None = None, *, is_shared: bool = False) -> str:
     """Return the name of the running service.
 
     Args:
-        service: The name, if it is known; None takes the only one.
+        service: The name, if it is known; None takes the only one, or the only one that no run started for itself.
         is_shared: Pass over services that a run has started for itself alone, and that end with it.
 
     Raises:
@@ -135,15 +135,15 @@ def find_service(service: str | None = None, *, is_shared: bool = False) -> str:
         for namespace, name in ray_calls.named_actors()
         if name == names.MASTER and namespace.startswith(NAMESPACE_PREFIX)
     )
-    if is_shared:
-        running = [each for each in running if _is_shared(each)]
-    if service is not None and service in running:
-        return service
-    if service is None and len(running) == 1:
-        return running[0]
+    if is_shared or (service is None and len(running) > 1):
+        shared = [each for each in running if _is_shared(each)]
+        running = shared if is_shared else shared or running
+    if service in running or (service is None and len(running) == 1):
+        return service or running[0]
     if not running:
         raise ServiceError("no joynexus service runs on this cluster. Start one with 'joynexus up'.")
-    raise ServiceError(f"service {service!r} is not the one to take: running are {running}. Name one of them.")
+    wanted = "several services run" if service is None else f"service {service!r} does not run"
+    raise ServiceError(f"{wanted}: running are {running}. Name one of them.")
 
 
 def _is_shared(service: str) -> bool:

@@ -41,6 +41,8 @@ from joynexus.specs.tenant import TenantSpec
 
 log = logging.getLogger(__name__)
 
+FAREWELL_S = 1.0
+"""Between the answer to ``shut_down`` and the end of the Master."""
 SERVICE_ITSELF = ""
 """Its key among those that belong to a driver; no tenant's name is empty."""
 RESTORE_PATIENCE_S = 5.0
@@ -315,7 +317,6 @@ class Master:
         if name == SERVICE_ITSELF:
             log.warning("the run that started this service is gone: shutting down")
             self._shut_down()
-            end_role(names.MASTER, self._namespace)
             return
         record = self._tenants[name]
         log.warning("%s: the run that submitted it is gone: stopping it", name)
@@ -324,7 +325,10 @@ class Master:
         self._records.save(record)
 
     async def shut_down(self) -> None:
-        """Stop every tenant and end every role but the Master itself; repeated calls wait for the first."""
+        """Stop every tenant and end every role, this one last, a moment after the answer.
+
+        It goes on where the caller dies meanwhile; repeated calls wait for the first.
+        """
         await asyncio.to_thread(self._shut_down)
 
     def _shut_down(self) -> None:
@@ -332,6 +336,7 @@ class Master:
             if not self._is_closed:
                 self._close()
                 self._is_closed = True
+                threading.Timer(FAREWELL_S, end_role, (names.MASTER, self._namespace)).start()
 
     def _close(self) -> None:
         self._ready.wait(60.0)
