@@ -2,9 +2,9 @@
 
     offer(item) ... next_call() -> call -> engine -> on_result(result) -> Boundary ... take_settled() -> acknowledge
 
-A learner holds plain data and no tensors of the module. It has one call under way at a time. Its ``state`` is only
-asked for at a boundary with a checkpoint, holds all that decides what comes next, and is stored with the slot's: after
-a crash, slot and learner come back from one and the same moment, and items that come again are known again.
+A learner holds plain data and no tensors of the module. It has one call under way at a time. Its ``state`` is asked
+for at its start and at its boundaries alone, holds all that decides what comes next, and is stored with the slot's:
+after a crash, slot and learner come back from one and the same moment, and items that come again are known again.
 """
 
 import math

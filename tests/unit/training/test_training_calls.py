@@ -213,15 +213,26 @@ def test_c13_two_micro_batches_weigh_as_much_as_their_union(module: str, first: 
         each.open_slot("a", policy(module), seed=0)
         run(each, train_call("a", 0, batch(3, 9)))
     one, two = batch(first, 1), batch(second, 2)
-    run(parts, forward_call("a", 1, one), forward_call("a", 2, two), step_call("a", 3))
+    apart = run(parts, forward_call("a", 1, one), forward_call("a", 2, two), step_call("a", 3))[2]
     union = TrainingBatch.concatenate([one, two])
     result = run(whole, forward_call("a", 1, union), step_call("a", 2))[1]
     assert result.metrics["accumulated_rows"] == first + second
+    assert apart.metrics["grad_norm"] == pytest.approx(result.metrics["grad_norm"], rel=1e-5)
     assert largest_difference(parameters(parts, "a"), parameters(whole, "a")) <= 1e-6
     halves = engine()
     halves.open_slot("a", policy(module), seed=0)
     run(halves, train_call("a", 0, batch(3, 9)), train_call("a", 1, two))
     assert largest_difference(parameters(halves, "a"), parameters(whole, "a")) > 1e-5  # the first part does count
+
+
+def test_c13_the_gradient_is_that_of_the_mean_over_rows() -> None:
+    norms = []
+    for copies in (1, 3):
+        trainer = engine()
+        trainer.open_slot("a", policy(), seed=0)
+        calls = [forward_call("a", number, batch(2, 1)) for number in range(copies)]
+        norms.append(run(trainer, *calls, step_call("a", copies))[-1].metrics["grad_norm"])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
 def test_train_batch_is_forward_backward_and_optim_step() -> None:

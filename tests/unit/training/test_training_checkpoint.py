@@ -28,6 +28,7 @@ from training_world import (
 from joynexus.errors import CheckpointError, InvalidBatchError, NonFiniteError, SequenceConflictError, SpecError
 from joynexus.models.action_module import ActionModule
 from joynexus.specs.algorithm import OptimizerSpec, ScheduleSpec
+from joynexus.training import slot_state
 from joynexus.training.checkpoint import TEMPORARY, read_checkpoint, remove_leftovers, write_checkpoint
 from joynexus.training.export import read_export, write_export
 from joynexus.training.losses import LOSSES, LossFunction, LossInputs, LossRows
@@ -223,6 +224,20 @@ def test_the_kernel_of_adamw_stays_that_of_the_checkpoint(tmp_path: Path) -> Non
     for each in (first, second):
         run(each, train_call("a", 1, batch(2, 1)))
     assert are_equal(everything(first, "a"), everything(second, "a"))
+
+
+def test_a_machine_without_the_fused_kernel_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path / "c")
+    trainer = engine()
+    trainer.open_slot("a", policy(), seed=0)
+    monkeypatch.setattr(slot_state, "has_fused", lambda parameters: False)
+    with caplog.at_level("WARNING"):
+        trainer.load_state("a", tmp_path / "c")
+    assert "fused AdamW, which is not here" in caplog.text
+    assert trainer._slot("a").state.optimizer.fused is False
+    assert run(trainer, train_call("a", 1, batch(2, 1)))[0].optimizer_steps == 2
 
 
 def test_an_export_can_be_read_again(tmp_path: Path) -> None:

@@ -31,10 +31,12 @@ from joynexus.errors import (
     TenantExistsError,
     TenantNotFoundError,
 )
+from joynexus.specs.algorithm import PpoSpec
 from joynexus.specs.tenant import EvaluationSpec, TenantSpec
 from joynexus.training.checkpoint import read_checkpoint
 from joynexus.training.export import read_export
 from joynexus.training.learners.base import Boundary
+from joynexus.training.learners.ppo import PpoLearner
 from joynexus.training.learners.sft import SftLearner
 from joynexus.training.runtime import TrainingRuntime
 from joynexus.types import Array, LaneItem, PolicySnapshot, TrainingResult
@@ -180,6 +182,7 @@ def test_workloads_follow_each_other_with_a_fresh_optimizer(tmp_path: Path) -> N
     finish(runtime, Lanes(sft_items("a", 2)))
     assert runtime.start_workload("a", 1).steps == 0
     assert runtime._engine.status("a").schedule_step == 0
+    assert all(not each.any() for each in runtime._engine._slot("a").state.optimizer.tensors().values())
     assert runtime.start_workload("a", 0).finished
     finish(runtime, Lanes([sft_item("a", ordinal, workload=1) for ordinal in range(2)]))
     assert runtime.progress()["a"].workload == 1
@@ -200,6 +203,43 @@ def test_a_workload_that_the_spec_does_not_hold_can_be_given(tmp_path: Path) -> 
     finish(runtime, Lanes([sft_item("a", ordinal, workload=3) for ordinal in range(2)]))
     assert runtime.progress()["a"].finished
     runtime.open_tenant(with_one, tmp_path, None)  # the same tenant, with a workload more: nothing changes
+
+
+class PatientLearner(PpoLearner):
+    """A third party's algorithm: PPO that publishes every other iteration."""
+
+    def on_result(self, result: TrainingResult) -> Boundary:
+        boundary = super().on_result(result)
+        return dataclasses.replace(boundary, publish=boundary.publish and self.progress().iterations % 2 == 0)
+
+
+class PatientSpec(PpoSpec):
+    """Its spec, which names it."""
+
+    implementation = f"{__name__}:PatientLearner"
+
+
+def test_the_algorithms_spec_names_its_learner(tmp_path: Path) -> None:
+    spec = rl_tenant(num_iterations=4, max_staleness=4)
+    workload = spec.workloads[0].model_copy(update={"algorithm": PatientSpec(num_epochs=1, minibatch_size=4)})
+    replicas, lanes = Replicas(), Lanes([rl_item("a", episode) for episode in range(12)])
+    runtime = start(tmp_path, spec.model_copy(update={"workloads": (workload,)}), replicas=replicas)
+    assert isinstance(runtime._runs["a"].workload.learner, PatientLearner)  # type: ignore[union-attr]
+    finish(runtime, lanes)
+    assert runtime.progress()["a"].iterations == 4
+    assert replicas.order == [("a", 0), ("a", 1), ("a", 2)]
+    assert lanes.acknowledged == set(lanes.items)
+
+
+def test_what_was_durable_but_not_published_becomes_a_version_of_its_own(tmp_path: Path) -> None:
+    spec = rl_tenant(num_iterations=3, max_staleness=4)
+    workload = spec.workloads[0].model_copy(update={"algorithm": PatientSpec(num_epochs=1, minibatch_size=4)})
+    spec = spec.model_copy(update={"workloads": (workload,)})
+    replicas = Replicas()
+    finish(start(tmp_path, spec, replicas=replicas), Lanes([rl_item("a", episode) for episode in range(9)]))
+    resumed = start(tmp_path, spec, replicas=replicas)
+    assert replicas.order == [("a", 0), ("a", 1), ("a", 0), ("a", 2)]
+    assert resumed.progress()["a"].iterations == 3
 
 
 def test_an_evaluation_is_no_training_workload(tmp_path: Path) -> None:
