@@ -51,6 +51,7 @@ class GroupRunner:
         answered = 0
         for slot in slots:
             while (queued := slot.head()) is not None and queued.call.batch is None:
+                self._group_id += 1  # its own: equal ids mean a shared forward
                 self._group_tenants, self._group_samples = 1, 0
                 answered += self._part(Member(slot=slot, queued=queued, state=slot.state))
         return answered

@@ -40,6 +40,7 @@ class PpoLearner(Learner):
         self._wanted = spec.rollout.episodes_per_iteration
         self._waiting: dict[int, LaneItem] = {}
         """By episode."""
+        self._episodes: tuple[int, ...] = ()
         self._seen = SeenEpisodes(max(MIN_REMEMBERED, 8 * self._wanted))
         self._update: Update | None = None
         self._schedule_steps = 0
@@ -127,6 +128,7 @@ class PpoLearner(Learner):
             loss_first=self._loss_first,
             loss_last=self._loss_last,
             metrics={**self._metrics, "dropped_invalid": float(self._dropped_invalid)},
+            episodes=self._episodes,
             dropped_stale=self._dropped_stale,
             finished=self._iteration >= self._spec.num_iterations,
         )
@@ -168,11 +170,11 @@ class PpoLearner(Learner):
             return False
         items = [self._waiting.pop(episode) for episode in sorted(self._waiting)[: self._wanted]]
         found = [(item, item.payload) for item in items if isinstance(item.payload, Trajectory)]
-        found.sort(key=lambda each: each[1].trajectory_id)
         for item, _ in found:
             self._seen.add(item.ordinal)
             self.settle(item.item_id)
         trajectories = [trajectory for _, trajectory in found]
+        self._episodes = tuple(item.ordinal for item in items)
         self._metrics = self._describe(trajectories)
         decisions = collect_decisions(
             trajectories,

@@ -66,7 +66,8 @@ def test_only_group_steps_with_batches_are_counted() -> None:
     for index, name in enumerate("ab"):
         trainer.open_slot(name, policy(), seed=index)
     run(trainer, forward_call("a", 0, batch(2, 1)), forward_call("b", 0, batch(3, 2)))
-    run(trainer, step_call("a", 1), step_call("b", 1))
+    alone = run(trainer, step_call("a", 1), step_call("b", 1))
+    assert len({1, *(each.group_id for each in alone)}) == 3  # equal ids mean a shared forward
     run(trainer, train_call("a", 2, batch(1, 3)))
     found = trainer.usage()
     assert (found.num_groups, found.mean_tenants, found.mean_samples) == (2, 1.5, 3.0)
