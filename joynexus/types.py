@@ -379,6 +379,8 @@ class WorkloadProgress:
     loss_last: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Newest values by name (``return_mean``, ``success_once``, ``kl``, ...)."""
+    episodes: tuple[int, ...] = ()
+    """RL: indices of the episodes that the newest update learnt from; none is ever in two updates."""
     dropped_stale: int = 0
     finished: bool = False
     error: str | None = None

@@ -142,7 +142,9 @@ class TrainingActor:
         for tenant, result in outcome.results.items():
             progress = outcome.progress.get(tenant)
             values = result_metrics(result) | ({} if progress is None else progress_metrics(progress))
-            labels = {} if progress is None else {"workload": progress.workload}
+            labels: dict[str, Any] = {} if progress is None else {"workload": progress.workload}
+            if progress is not None and progress.kind == "rl":
+                labels["episodes"] = list(progress.episodes)
             self._metrics[tenant].write(result.optimizer_steps, values, labels=labels)
         for tenant, version in outcome.oldest_useful.items():
             if self._loop is not None:

@@ -15,6 +15,8 @@ from joynexus.api import Run, Service
 
 ITERATIONS = 16
 """Enough that a fault comes in the middle, few enough that a test is short."""
+EPISODES = 2
+"""Of one iteration."""
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -36,6 +38,9 @@ def check_completed(run: Run, iterations: int) -> None:
     results = status["workloads"][0]["results"]
     assert results["iterations"] == status["policy_version"] == iterations
     rows = [each for each in run.metrics() if "training/policy_version" in each]
+    used = [episode for row in rows for episode in row["episodes"]]
+    assert len(used) == len(set(used))  # no episode was learnt from twice
+    assert len(used) >= EPISODES * (iterations - 1)  # a trainer may die between its checkpoint and this record
     assert [each["training/policy_version"] for each in rows[-3:]] == list(range(iterations - 2, iterations + 1))
 
 
@@ -45,7 +50,7 @@ def runs(service: Service, request: pytest.FixtureRequest) -> tuple[Run, Run]:
     iterations, slow = ITERATIONS, counter(num_envs=1, step_s=0.01)
     label = request.node.name.removeprefix("test_").replace("_", "-").removeprefix("killed-")[:12].strip("-")
     specs = [
-        tenant_spec(f"{role}-{label}", rl_workload(iterations=iterations, episodes=2, environment=slow))
+        tenant_spec(f"{role}-{label}", rl_workload(iterations=iterations, episodes=EPISODES, environment=slow))
         for role in ("a", "b")
     ]
     found = tuple(service.submit(spec) for spec in specs)
