@@ -25,7 +25,6 @@ from ray.exceptions import RayError
 from joynexus.actors import names, ray_calls
 from joynexus.actors.turns import Turns
 from joynexus.errors import ServiceError
-from joynexus.models.backbone import load_backbone
 from joynexus.observability.logs import setup_logging
 from joynexus.observability.records import progress_metrics, result_metrics
 from joynexus.observability.sinks import MetricsWriter
@@ -56,9 +55,7 @@ class TrainingActor:
         self._namespace = names.namespace(spec.service)
         self._consumer = names.trainer(backbone)
         setup_logging(spec.storage.root / names.LOGS, role=self._consumer)
-        device = "cuda" if spec.training.resources.num_gpus else "cpu"
-        model = load_backbone(spec.backbones[backbone], device)
-        engine = TrainingEngine(model, spec.training, backbone_name=backbone)
+        engine = TrainingEngine.load(spec.backbones[backbone], spec.training, backbone_name=backbone)
         self._snapshots: asyncio.Queue[PolicySnapshot] = asyncio.Queue()
         self._runtime = TrainingRuntime(engine, publish=self._hand_over, keep_checkpoints=spec.storage.keep_checkpoints)
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()

@@ -18,12 +18,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from joynexus.errors import AdmissionError, TenantExistsError, TenantNotFoundError
-from joynexus.models.backbone import Backbone
+from joynexus.models.backbone import Backbone, load_backbone
 from joynexus.models.policy import build_policy
 from joynexus.models.prefix_store import PrefixStore
 from joynexus.observability.engine_usage import EngineLedger, EngineUsage
 from joynexus.scheduling.fairness import FairShare
+from joynexus.specs.backbone import BackboneSpec
 from joynexus.specs.service import TrainingSpec
 from joynexus.specs.tenant import PolicySpec
 from joynexus.training.capacity import Capacity
@@ -65,6 +68,13 @@ class TrainingEngine:
         self._closed: list[TrainingSlot] = []
         """Slots whose rows are still in the prefix store, because a step was running."""
         self._shares = FairShare()
+
+    @staticmethod
+    def load(backbone: BackboneSpec, spec: TrainingSpec, *, backbone_name: str) -> "TrainingEngine":
+        """Load the backbone, on the accelerator if the spec reserves one, and set the number of threads."""
+        torch.set_num_threads(spec.num_threads)
+        device = "cuda" if spec.resources.num_gpus else "cpu"
+        return TrainingEngine(load_backbone(backbone, device), spec, backbone_name=backbone_name)
 
     # ---- slots
 

@@ -4,11 +4,15 @@ import itertools
 import time
 
 import pytest
+import torch
 from training_world import batch, engine, forward_call, policy, run, step_call, train_call
 
 from joynexus.models.action_module import ActionModule
 from joynexus.observability import engine_usage as usage
 from joynexus.observability.engine_usage import EngineLedger
+from joynexus.specs.service import TrainingSpec
+from joynexus.testing.tiny import TINY_SMOLVLM
+from joynexus.training.engine import TrainingEngine
 from joynexus.training.losses import LOSSES, LossFunction, LossInputs, LossRows
 from joynexus.types import Loss
 
@@ -96,3 +100,13 @@ def test_the_record_of_groups_is_bounded_and_spans_the_run(monkeypatch: pytest.M
     assert samples[0] == 0
     assert samples[-1] >= 80
     assert len({later - earlier for earlier, later in itertools.pairwise(samples)}) == 1
+
+
+def test_an_engine_is_loaded_from_specs_with_its_number_of_threads() -> None:
+    before = torch.get_num_threads()
+    try:
+        loaded = TrainingEngine.load(TINY_SMOLVLM, TrainingSpec(num_threads=2), backbone_name="tiny")
+        assert torch.get_num_threads() == 2
+        assert loaded.tenants() == {}
+    finally:
+        torch.set_num_threads(before)
