@@ -12,7 +12,7 @@ from ray.serve.exceptions import RayServeException
 
 from joynexus.actors import names
 from joynexus.actors.roles import GONE, RoleClient, first_line, unwrap
-from joynexus.errors import BackPressureError, QueueClosedError, ServiceError
+from joynexus.errors import BackPressureError, QueueClosedError, RequestCancelledError, ServiceError
 from joynexus.queues.training_queue import PutAnswer
 from joynexus.types import ActionChunk, LaneItem, PredictRequest
 
@@ -21,6 +21,8 @@ RETRY_S = 0.02
 """Pause before a put that the lane had no room for is tried again."""
 LANE_PATIENCE_S = 60.0
 """How long a lane may be away while its queue is made anew."""
+LOOK_S = 1.0
+"""How often a request that waits for its answer looks whether it is still wanted."""
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 2.0
 
@@ -31,10 +33,28 @@ class ReplicaClient:
     A prediction changes nothing, so it is simply made again when its replica died or was full.
     """
 
-    def __init__(self, service: str, backbone: str, *, patience_s: float = 60.0, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        service: str,
+        backbone: str,
+        *,
+        patience_s: float = 60.0,
+        timeout_s: float = 60.0,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Make a client.
+
+        Args:
+            service: The service.
+            backbone: Whose replicas to ask.
+            patience_s: How long to ask again.
+            timeout_s: How long one request may take.
+            stop: Ends the waiting when it is set: nobody wants the answer any more.
+        """
         self._application = names.application(service, backbone)
         self._patience_s = patience_s
         self._timeout_s = timeout_s
+        self._stop = stop or threading.Event()
         self._handle: Any = None
 
     def predict(self, request: PredictRequest) -> ActionChunk:
@@ -43,13 +63,22 @@ class ReplicaClient:
         Raises:
             JoyNexusError: What the replica refused the request for.
             ServiceError: If no replica answered within the client's patience.
+            RequestCancelledError: If ``stop`` was set before one did.
         """
-        return _persist(lambda: self._once(request), self._patience_s, f"{request.tenant}: predict")
+        return _persist(lambda: self._once(request), self._patience_s, self._stop, f"{request.tenant}: predict")
 
     def _once(self, request: PredictRequest) -> ActionChunk:
         if self._handle is None:
             self._handle = serve.get_deployment_handle(names.DEPLOYMENT, self._application)
-        return self._handle.predict.remote(request).result(timeout_s=self._timeout_s)
+        response = self._handle.predict.remote(request)
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return response.result(timeout_s=LOOK_S)
+            except TimeoutError:
+                if self._stop.is_set() or time.monotonic() > deadline:
+                    response.cancel()
+                    raise
 
 
 class QueueClient:
@@ -107,7 +136,7 @@ class QueueClient:
         return 0 if lane is None else lane.waiting
 
 
-def _persist(call: Callable[[], Answer], patience_s: float, what: str) -> Answer:
+def _persist(call: Callable[[], Answer], patience_s: float, stop: threading.Event, what: str) -> Answer:
     """Repeat a call while its replica is dead, restarting or full, with growing delays."""
     deadline = time.monotonic() + patience_s
     delay_s = FIRST_DELAY_S
@@ -123,7 +152,8 @@ def _persist(call: Callable[[], Answer], patience_s: float, what: str) -> Answer
             last = error
         except (TimeoutError, RayError) as error:
             last = error
+        if stop.wait(delay_s):
+            raise RequestCancelledError(f"{what}: given up before a replica answered.") from last
         if time.monotonic() > deadline:
             raise ServiceError(f"{what}: no replica answered for {patience_s:.0f} s: {first_line(last)}") from last
-        time.sleep(delay_s)
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)

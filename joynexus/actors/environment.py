@@ -35,6 +35,8 @@ from joynexus.types import Array, LaneItem, Observation, Trajectory, ViewSpec
 
 FULL_DELAY_S = 0.05
 """Pause while the lane holds all that the next update needs."""
+STOP_S = 60.0
+"""How long what is running may take to end."""
 CRASHES_IN_A_ROW = 5
 """A rollout whose simulators crash this often without one finished episode gives up."""
 
@@ -50,7 +52,7 @@ class EnvironmentActor:
         self._index = index
         backbone = self._tenant.policy.backbone
         self._queue = QueueClient(spec.service, backbone)
-        self._replicas = ReplicaClient(spec.service, backbone)
+        self._service = spec.service
         self._incarnation = uuid.uuid4().hex[:8]  # an episode begun anew by a new process is another trajectory
         self._session: VectorSession | None = None
         self._opened: EnvironmentSpec | None = None
@@ -116,10 +118,16 @@ class EnvironmentActor:
         await self._start(f"evaluation {passes}", run)
 
     async def stop(self) -> None:
-        """End what is running; harmless when nothing is."""
+        """End what is running; harmless when nothing is.
+
+        Raises:
+            SimulatorError: If it does not end: its simulators are then still in use.
+        """
         self._stop.set()
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, 60.0)
+            await asyncio.to_thread(self._thread.join, STOP_S)
+            if self._thread.is_alive():
+                raise SimulatorError(f"{self._tenant.tenant}: a simulator did not stop within {STOP_S:.0f} s.")
         self._thread = None
 
     async def close(self) -> None:
@@ -142,17 +150,19 @@ class EnvironmentActor:
                 work(stop)
                 self._finished = True
             except Exception as error:  # noqa: BLE001  # a thread's error has to reach whoever asks
+                if stop.is_set():
+                    return  # it was given up, and nobody asks
                 self._log.exception("worker thread")
                 self._error = f"{type(error).__name__}: {error}"
 
         self._thread = threading.Thread(target=run, name="worker", daemon=True)
         self._thread.start()
 
-    def _collector(self, session: VectorSession) -> Collector:
+    def _collector(self, session: VectorSession, stop: threading.Event) -> Collector:
         policy = self._tenant.policy
         return Collector(
             session,
-            self._replicas,
+            ReplicaClient(self._service, policy.backbone, stop=stop),
             tenant=self._tenant.tenant,
             action=policy.action,
             seed=self._tenant.seed,
@@ -173,7 +183,7 @@ class EnvironmentActor:
             return None if episode is None else episode_start(self._tenant.seed, episode)
 
         in_a_row = 0
-        collector = self._collector(self._open(spec.environment))
+        collector = self._collector(self._open(spec.environment), stop)
         for outcome in collector.collect(take_start, should_stop=stop.is_set):
             if isinstance(outcome, EpisodeCrash):
                 self._crashes += 1
@@ -207,7 +217,7 @@ class EnvironmentActor:
         self._done = len(finished & set(episodes))
         starts = [episode_start(spec.seed, each) for each in episodes if each not in finished]
         videos = VideoSink(folder / "videos", first=spec.video) if spec.video else None
-        collector = self._collector(self._open(spec.environment))
+        collector = self._collector(self._open(spec.environment), stop)
         with path.open("ab+") as file:
             _end_torn_line(file)
             for report in collector.evaluate(starts, version=version, video=videos, should_stop=stop.is_set):
@@ -224,7 +234,7 @@ class EnvironmentActor:
     def _rollout_now(self, environment: EnvironmentSpec, episodes: list[int]) -> list[Trajectory]:
         starts = iter([episode_start(self._tenant.seed, each) for each in episodes])
         found: list[Trajectory] = []
-        collector = self._collector(self._open(environment))
+        collector = self._collector(self._open(environment), threading.Event())
         for outcome in collector.collect(lambda: next(starts, None), should_stop=lambda: False):
             if isinstance(outcome, EpisodeCrash):
                 raise SimulatorError(f"{self._tenant.tenant}: episode {outcome.start.episode}: {outcome.error}")
