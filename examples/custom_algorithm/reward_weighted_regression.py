@@ -1,4 +1,4 @@
-"""Reward-weighted regression on a pendulum, written with joynexus's low-level calls alone.
+"""Reward-weighted regression on an inverted pendulum, written with joynexus's low-level calls alone.
 
     python examples/custom_algorithm/reward_weighted_regression.py          # on a local Ray of its own
     ray job submit --working-dir examples/custom_algorithm -- python reward_weighted_regression.py
@@ -35,11 +35,18 @@ def returns_to_go(trajectory: Trajectory, discount: float) -> np.ndarray:
 
 
 def weigh(trajectories: Sequence[Trajectory], *, discount: float, temperature: float, largest: float) -> np.ndarray:
-    """Weight of each decision: exp of its normalised advantage over the mean return at the same decision index."""
-    returns = np.stack([returns_to_go(each, discount) for each in trajectories])  # episodes have one length here
-    advantages = returns - returns.mean(axis=0)
+    """Weight of each decision: exp of its normalised advantage over the mean return at the same decision index.
+
+    Episodes end at different times: the mean at an index is that of the episodes that got so far.
+    """
+    returns = [returns_to_go(each, discount) for each in trajectories]
+    longest = max(len(each) for each in returns)
+    table = np.full((len(returns), longest), np.nan)
+    for row, each in zip(table, returns, strict=True):
+        row[: len(each)] = each
+    advantages = np.concatenate([each - np.nanmean(table, axis=0)[: len(each)] for each in returns])
     advantages /= advantages.std() + 1e-6
-    return np.minimum(np.exp(advantages / temperature), largest).reshape(-1).astype(np.float32)
+    return np.minimum(np.exp(advantages / temperature), largest).astype(np.float32)
 
 
 def as_batch(trajectories: Sequence[Trajectory], weights: np.ndarray) -> TrainingBatch:
@@ -57,13 +64,13 @@ def as_batch(trajectories: Sequence[Trajectory], weights: np.ndarray) -> Trainin
 
 def learn(tenant: joynexus.Tenant, *, iterations: int, episodes: int) -> list[float]:
     """Run the algorithm, and return the mean return of each iteration."""
-    environment = GymSpec(type="gym", id="Pendulum-v1", num_envs=2, max_episode_steps=100, success_key=None)
+    environment = GymSpec(type="gym", id="InvertedPendulum-v5", num_envs=4, max_episode_steps=100, success_key=None)
     history: list[float] = []
     for iteration in range(iterations):
         first = iteration * episodes
         trajectories = tenant.rollout(environment, range(first, first + episodes)).result()
         history.append(float(np.mean([each.rewards.sum() for each in trajectories])))
-        weights = weigh(trajectories, discount=0.95, temperature=0.5, largest=20.0)
+        weights = weigh(trajectories, discount=0.95, temperature=0.5, largest=10.0)
         batch = as_batch(trajectories, weights)
         losses = []
         for _ in range(8):  # calls are queued at once and take effect in this order
@@ -79,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument("--episodes", type=int, default=16)
+    parser.add_argument("--episodes", type=int, default=24)
     parser.add_argument("--output", type=Path, default=Path("outputs/custom_algorithm"))
     options = parser.parse_args(arguments)
     service = joynexus.start(HERE / "service.yaml", root=options.output)

@@ -31,5 +31,5 @@ def test_reward_weighted_regression_runs_as_a_script(tmp_path: Path) -> None:
     returns = json.loads(ended.stdout.splitlines()[-1])["mean_returns"]
     assert [f"{each:.1f}" for each in returns] == [mean_return for _, mean_return, _, _ in rows]
     # A publication holds all updates made before it, though the driver awaited only some of them.
-    saved = sorted(path.name for path in (tmp_path / "runs").glob("*/pendulum/checkpoints/*"))
+    saved = sorted(path.name for path in (tmp_path / "runs").glob("*/inverted-pendulum/checkpoints/*"))
     assert saved == [f"step_{NUM_UPDATES * (index + 1):08d}_v{index + 1:06d}" for index in range(2)]
