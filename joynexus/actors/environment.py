@@ -190,7 +190,10 @@ class EnvironmentActor:
                 self._log.warning("episode %d crashed: %s", outcome.start.episode, outcome.error)
                 in_a_row += 1
                 if in_a_row >= CRASHES_IN_A_ROW:
-                    raise SimulatorError(f"{name}: {in_a_row} simulator crashes in a row, the last: {outcome.error}")
+                    last = outcome.error.partition("\n")[0]
+                    raise SimulatorError(
+                        f"{name}: {in_a_row} simulator crashes in a row, the last: {last} See 'joynexus logs'."
+                    )
                 continue
             in_a_row = 0
             self._done += 1

@@ -236,3 +236,6 @@ def test_a_tenant_stopped_from_outside_ends_its_run(cluster: Cluster, service: S
     assert driver.returncode == 1
     assert "joynexus: error: outside: STOPPED" in err
     assert not leftovers("outside")
+    code, out, err = cluster.run("joynexus", "logs", "outside")
+    assert code == 0, err
+    assert "STOPPED" in out

@@ -1,6 +1,8 @@
 """Every low-level call of a tenant against a live service: order, repetition, versions, state, and what stays."""
 
 import dataclasses
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 from ray_world import counter, evaluation_workload, leftovers, rl_workload, tenant_spec, wait_until
 from safetensors.numpy import load_file
 
 from joynexus.actors import names
-from joynexus.actors.roles import RoleClient
+from joynexus.actors.roles import RoleClient, find_role
 from joynexus.api import Service, Tenant
 from joynexus.envs.base import EpisodeStart
 from joynexus.errors import (
@@ -21,6 +24,7 @@ from joynexus.errors import (
     InvalidBatchError,
     NonFiniteError,
     SequenceConflictError,
+    ServiceError,
     SimulatorError,
     SpecError,
     StalePolicyError,
@@ -391,6 +395,31 @@ def test_an_interactive_tenant_can_be_given_workloads(open_tenant: Opener) -> No
     assert tenant.train_batch(batch(), optimizer=FAST).result(WAIT_S).metrics["loss"] >= 0.0  # it lives on
     assert tenant.sync_weights().result(WAIT_S) == 4
     assert deterministic(tenant).policy_version == 4
+
+
+def test_a_trainer_that_was_killed_comes_back_with_what_was_published(
+    service: Service, open_tenant: Opener, tmp_path: Path
+) -> None:
+    tenant = open_tenant("survivor")
+    tenant.train_batch(batch(2, 1), optimizer=FAST)
+    tenant.sync_weights().result(WAIT_S)
+    published = exported(tenant, tmp_path / "published")
+    tenant.train_batch(batch(2, 2), optimizer=FAST).result(WAIT_S)
+    trainer = find_role(names.trainer("tiny"), service.namespace)
+    os.kill(ray.get(trainer.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+    with pytest.raises(ServiceError, match="made anew"):
+        tenant.train_batch(batch(2, 3), optimizer=FAST).result(WAIT_S)
+
+    def back() -> dict[str, np.ndarray] | None:
+        try:
+            return exported(tenant, tmp_path / "back")
+        except (ServiceError, TenantNotFoundError):
+            return None
+
+    assert are_equal(wait_until(back, timeout_s=WAIT_S, what="the trainer and its tenant are back"), published)
+    assert tenant.train_batch(batch(2, 2), optimizer=FAST).result(WAIT_S).optimizer_steps == 2
+    assert tenant.sync_weights().result(WAIT_S) == 2
+    assert deterministic(tenant).policy_version == 2
 
 
 def test_c03_a_stopped_tenant_leaves_nothing_and_its_seed_gives_the_same_base(

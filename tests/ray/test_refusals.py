@@ -31,6 +31,7 @@ from joynexus.errors import (
     TenantNotFoundError,
     UnknownComponentError,
 )
+from joynexus.observability.logs import format_record, read_logs
 from joynexus.specs.base import Resources
 from joynexus.specs.data import ManiSkillH5Spec
 from joynexus.specs.service import PrefixStoreSpec, ServiceSpec, TrainingSpec
@@ -229,8 +230,10 @@ def neighbour(service: Service) -> Any:
 
 
 def test_simulators_that_crash_again_and_again_fail_their_tenant_alone(service: Service, neighbour: Run) -> None:
-    run = service.submit(tenant_spec("crashing", rl_workload(environment=counter(num_envs=2, die_at=3))))
-    check_failed(service, run, r"SimulatorError: crashing: 5 simulator crashes in a row.*exit code 7")
+    run = service.submit(tenant_spec("crashing", rl_workload(environment=counter(num_envs=2, raise_at=3))))
+    check_failed(service, run, r"SimulatorError: crashing: 5 simulator crashes in a row, the last: .*told to fail")
+    logged = [format_record(each) for each in read_logs(service.root / names.LOGS / "crashing")]
+    assert any("In its process" in line for line in logged)  # the traceback
     before = neighbour.status()["policy_version"]
     wait_until(lambda: neighbour.status()["policy_version"] > before + 1, timeout_s=30.0, what="the neighbour goes on")
     assert neighbour.status()["status"] == "RUNNING"
