@@ -11,7 +11,7 @@ from ray import serve
 
 from joynexus.actors import names, ray_calls
 from joynexus.actors.master import Master
-from joynexus.actors.roles import Role, RoleClient, end_role, start_role
+from joynexus.actors.roles import Role, RoleClient, end_role, first_line, start_role
 from joynexus.errors import ServiceError
 from joynexus.specs.service import ServiceSpec
 
@@ -74,17 +74,26 @@ def find_cluster() -> str | None:
 
 
 def start_local_ray(*, service: str, num_cpus: int | None = None) -> None:
-    """Start a Ray of this process's own, that ends with the process."""
+    """Start a Ray of this process's own, that ends with the process.
+
+    Raises:
+        ServiceError: If Ray does not start; it gives its own processes half a minute.
+    """
     prepare_environment()
-    ray.init(
-        address="local",
-        namespace=names.namespace(service),
-        num_cpus=num_cpus,
-        include_dashboard=False,
-        object_store_memory=512 << 20,
-        _node_ip_address="127.0.0.1",
-        **_quiet(),
-    )
+    try:
+        ray.init(
+            address="local",
+            namespace=names.namespace(service),
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            object_store_memory=512 << 20,
+            _node_ip_address="127.0.0.1",
+            **_quiet(),
+        )
+    except Exception as error:  # Ray raises the bare class
+        raise ServiceError(
+            f"a local Ray did not start: {first_line(error)} Is this machine overloaded? Try again."
+        ) from error
 
 
 def _quiet() -> dict[str, Any]:
