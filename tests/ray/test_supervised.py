@@ -1,0 +1,88 @@
+"""SFT through every role, and with each of its roles killed: as many steps as asked for, each on its own batch."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from maniskill_file import ACTION_DIM, STATE_DIM, write_file
+from ray_world import tenant_spec, wait_until
+from safetensors.numpy import load_file
+
+from joynexus.actors import names
+from joynexus.actors.roles import find_role
+from joynexus.api import Run, Service
+from joynexus.specs.tenant import TenantSpec
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+STEPS = 120
+
+
+def supervised(name: str, path: Path, *, steps: int = STEPS) -> TenantSpec:
+    """A tenant that imitates a tiny dataset; ``name`` enters nothing that is computed."""
+    workload = {
+        "type": "sft",
+        "dataset": {"type": "maniskill_h5", "path": str(path)},
+        "num_steps": steps,
+        "batch_size": 4,
+        "optimizer": {"lr": 0.01},
+    }
+    policy: dict[str, Any] = {
+        "observation": {"state_dim": STATE_DIM, "max_prompt_tokens": 48},
+        "action": {"dim": ACTION_DIM, "normalization": "min_max"},
+        "action_module": {"type": "oft", "hidden_dim": 16, "token_dim": 4},
+    }
+    spec = tenant_spec(name, policy=policy, checkpoint_every=10, seed=5)
+    return TenantSpec.model_validate({**spec.model_dump(mode="json"), "workloads": [workload]})
+
+
+def kill(service: Service, role: str) -> None:
+    handle = find_role(role, service.namespace)
+    os.kill(ray.get(handle.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+
+
+def finished(run: Run) -> dict[str, Any]:
+    """Wait for the end, and return the module that came out, by tensor name."""
+    status = run.wait(180.0)
+    results = status["workloads"][0]["results"]
+    assert results["steps"] == STEPS
+    assert status["policy_version"] == STEPS // 10
+    return load_file(Path(status["folder"]) / "export" / "module.safetensors")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(service: Service, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A dataset, and the module that an undisturbed run makes of it."""
+    path = write_file(tmp_path_factory.mktemp("data") / "demos.h5")
+    run = service.submit(supervised("calm", path))
+    module = finished(run)
+    losses = [each["training/loss"] for each in run.metrics()]
+    assert len(losses) == STEPS
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    return path, module
+
+
+@pytest.mark.parametrize(
+    ("label", "role"),
+    [
+        ("producer", names.producer),
+        ("trainer", lambda _: names.trainer("tiny")),
+        ("queue", lambda _: names.queue("tiny")),
+        ("master", lambda _: names.MASTER),
+    ],
+)
+def test_a_killed_role_changes_nothing_in_what_is_learnt(
+    service: Service, undisturbed: tuple[Path, dict[str, Any]], label: str, role: Callable[[str], str]
+):
+    path, expected = undisturbed
+    run = service.submit(supervised(f"no-{label}", path))
+    wait_until(lambda: run.status()["policy_version"] >= 2, timeout_s=100.0, what="versions before the fault")
+    kill(service, role(run.name))
+    found = finished(run)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (found[name] == tensor).all(), name
