@@ -67,7 +67,8 @@ def test_killed_environment_actor(service: Service, runs: tuple[Run, Run]) -> No
     kill_role(service, role)
     before = beside.status()["policy_version"]
     wait_until(restarted(service, role), timeout_s=60.0, what="the worker is made anew")
-    assert beside.status()["policy_version"] > before  # it went on meanwhile
+    wait_until(lambda: beside.status()["policy_version"] > before, timeout_s=60.0, what="the other tenant goes on")
+    assert names.environment(beside.name, 0) not in service.master.call("restarts")
     for run in runs:
         check_completed(run, ITERATIONS)
 
