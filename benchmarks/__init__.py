@@ -1,0 +1,1 @@
+"""Benchmarks: each one command, each pairing what is shared with doing it alone, in one run."""

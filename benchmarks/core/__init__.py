@@ -1,0 +1,1 @@
+"""What the engines do, without Ray: the group forward, the reuse of prefixes, the memory."""
