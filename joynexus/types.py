@@ -1,8 +1,9 @@
 """The data that crosses modules and processes: numpy and plain values, never torch, so that it ships cheaply.
 
 Shapes use: ``b`` rows, ``c`` cameras in the policy's order, ``h`` and ``w`` pixels, ``s`` state, ``t`` horizon of an
-action chunk, ``a`` action, ``n`` decisions (chunks) of a trajectory. Images are uint8 HWC; states and actions are in
-the environment's own units: normalisation belongs to the policy and happens beside its module.
+action chunk, ``a`` action, ``n`` decisions (chunks) of a trajectory, ``p`` prefix positions, ``d`` their width, ``k``
+K/V heads and ``e`` their width. Images are uint8 HWC; states and actions are in the environment's own units:
+normalisation belongs to the policy and happens beside its module.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8
 
+from joynexus.errors import InvalidBatchError
 from joynexus.specs.algorithm import OptimizerSpec
 from joynexus.specs.tenant import PolicySpec
 
@@ -29,7 +31,8 @@ class Observation:
     """Rows of what a policy looks at."""
 
     images: UInt8[Array, "b c h w 3"]
-    """Cameras in the policy's order; ``c`` is 0 for a policy without vision."""
+    """Cameras in the policy's order; ``c`` is 0 for a policy without vision. ``h`` and ``w`` are 0 where the frames
+    were left out, because prefix features travel in their place; see :meth:`without_frames`."""
     image_mask: Bool[Array, "b c"]
     """False where a camera gave no frame; the frame is then ignored."""
     state: Float32[Array, "b s"]
@@ -61,9 +64,77 @@ class Observation:
         )
 
     @property
+    def has_frames(self) -> bool:
+        """Whether what the cameras gave is here; True for a policy without vision, which lacks nothing."""
+        return self.images.shape[1] == 0 or self.images.shape[2] > 0
+
+    def without_frames(self) -> "Observation":
+        """Return the same rows with frames of no pixels: to be learnt from only together with prefix features."""
+        rows, cameras = self.images.shape[:2]
+        return Observation(
+            images=np.zeros((rows, cameras, 0, 0, 3), dtype=np.uint8),
+            image_mask=self.image_mask,
+            state=self.state,
+            instructions=self.instructions,
+        )
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return self.images.nbytes + self.image_mask.nbytes + self.state.nbytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixArrays:
+    """Prefix features as numpy arrays, to be shipped; :mod:`joynexus.models.prefix` converts both ways, exactly.
+
+    Whoever receives them uses them for the tenant that sent them alone: nothing proves what they were computed from.
+    """
+
+    arrays: Arrays
+    """``hidden`` [b, p, d], ``pad`` [b, p], and per layer ``key/0`` .. and ``value/0`` .. [b, k, p, e]; the numbers of
+    ``bfloat16`` as uint16 of the same bits."""
+    dtype: str
+    """Of the features: ``float32`` or ``bfloat16``."""
+    signature: str
+    """Schema signature that they were computed under."""
+
+    def __len__(self) -> int:
+        return len(self.arrays["hidden"])
+
+    def rows(self, index: Sequence[int] | slice | Array) -> "PrefixArrays":
+        """Return copies of the rows that an index, a list of indices or a slice picks."""
+        picked = np.arange(len(self))[index if isinstance(index, slice) else np.asarray(index, dtype=np.int64)]
+        arrays = {name: each[picked] for name, each in self.arrays.items()}
+        return PrefixArrays(arrays=arrays, dtype=self.dtype, signature=self.signature)
+
+    @staticmethod
+    def concatenate(parts: "Sequence[PrefixArrays]") -> "PrefixArrays":
+        """Stack the rows of several features of one kind.
+
+        Raises:
+            InvalidBatchError: If they differ in signature, dtype, names or shapes.
+        """
+        first = parts[0]
+        kinds = {part.kind for part in parts}
+        if len(kinds) > 1:
+            raise InvalidBatchError(
+                f"features: of {len(kinds)} kinds, signatures {sorted({part.signature for part in parts})}. "
+                "Stack those of one policy and one backbone."
+            )
+        arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in first.arrays}
+        return PrefixArrays(arrays=arrays, dtype=first.dtype, signature=first.signature)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Signature, dtype, and the names, types and shapes of one row's arrays: only equal kinds can be stacked."""
+        shapes = sorted((name, each.dtype.str, each.shape[1:]) for name, each in self.arrays.items())
+        return (self.signature, self.dtype, *shapes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(each.nbytes for each in self.arrays.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +173,20 @@ class TrainingBatch:
     """Identity of each row, for exactly-once accounting and the record of what was seen."""
     extras: Mapping[str, Array] = field(default_factory=dict[str, Array])
     """What the loss needs beyond, first axis b: ``advantages``, ``old_log_prob``, ``weights``, ``trace/...``."""
+    features: PrefixArrays | None = None
+    """Of each row, in place of encoding it; private to the tenant, and never kept beyond the call."""
+    featured: Bool[Array, " b"] | None = None
+    """Rows whose features count, where some do not: those are encoded from their frames. None: all of them."""
 
     def __len__(self) -> int:
         return len(self.observation)
+
+    @property
+    def num_featured(self) -> int:
+        """Rows that bring their features."""
+        if self.features is None:
+            return 0
+        return len(self) if self.featured is None else int(self.featured.sum())
 
     def rows(self, index: Sequence[int] | slice | Array) -> "TrainingBatch":
         """Return the rows that an index, a list of indices or a slice picks."""
@@ -115,23 +197,34 @@ class TrainingBatch:
             action_is_pad=self.action_is_pad[picked],
             sample_ids=tuple(self.sample_ids[int(each)] for each in picked),
             extras={name: value[picked] for name, value in self.extras.items()},
+            features=None if self.features is None else self.features.rows(picked),
+            featured=None if self.featured is None else self.featured[picked],
         )
 
     @staticmethod
     def concatenate(parts: "Sequence[TrainingBatch]") -> "TrainingBatch":
-        """Stack the rows of several batches with the same extras."""
+        """Stack the rows of several batches with the same extras, which all bring features or none.
+
+        Raises:
+            InvalidBatchError: If only some bring features.
+        """
+        features = [part.features for part in parts if part.features is not None]
+        if features and (len(features) < len(parts) or any(part.featured is not None for part in parts)):
+            raise InvalidBatchError(f"{len(features)} of {len(parts)} batches bring features. Stack all or none.")
         return TrainingBatch(
             observation=Observation.concatenate([part.observation for part in parts]),
             actions=np.concatenate([part.actions for part in parts]),
             action_is_pad=np.concatenate([part.action_is_pad for part in parts]),
             sample_ids=tuple(each for part in parts for each in part.sample_ids),
             extras={name: np.concatenate([part.extras[name] for part in parts]) for name in parts[0].extras},
+            features=PrefixArrays.concatenate(features) if features else None,
         )
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
-        return self.observation.nbytes + self.actions.nbytes + sum(each.nbytes for each in self.extras.values())
+        own = self.observation.nbytes + self.actions.nbytes + sum(each.nbytes for each in self.extras.values())
+        return own + (0 if self.features is None else self.features.nbytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +239,8 @@ class PredictRequest:
     """Act without exploration (mode of the distribution; flow modules still start from seeded noise)."""
     version: int | None = None
     """Ask for one resident version, such as 0, the untrained module; None takes the newest."""
+    with_features: bool = False
+    """Ask for the prefix features of the rows as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +256,10 @@ class ActionChunk:
     value: Float32[Array, " b"] | None = None
     trace: Arrays = field(default_factory=dict[str, Array])
     """What the module needs to evaluate the same decision again (such as the action before its tanh)."""
+    features: PrefixArrays | None = None
+    """Of each row, where they were asked for."""
+    prefix_seconds: float = 0.0
+    """Device time of encoding one row on this replica, a moving mean; 0 where it has encoded none yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,6 +295,8 @@ class Trajectory:
     """Critic at the final observation (never the next episode's first); 0 if terminated."""
     success_once: bool
     success_at_end: bool
+    features: PrefixArrays | None = None
+    """Of each decision's observation, whose frames may then be left out; None where the trainer encodes."""
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -209,7 +310,8 @@ class Trajectory:
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         small = self.actions.nbytes + sum(each.nbytes for each in self.trace.values())
-        return self.observation.nbytes + small + self.rewards.nbytes * 4
+        features = 0 if self.features is None else self.features.nbytes
+        return self.observation.nbytes + features + small + self.rewards.nbytes * 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -357,6 +459,8 @@ class TrainingResult:
     """Prefixes that this call found in the store."""
     device_seconds: float
     """Charged to the tenant for this call."""
+    carried: int = 0
+    """Prefixes whose features came with the call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

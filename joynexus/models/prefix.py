@@ -5,10 +5,17 @@ K/V are plain tuples of tensors, never a library's cache class, whose interface 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
+
+from joynexus.errors import InvalidBatchError
+from joynexus.types import Array, Arrays, PrefixArrays
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""Types of features that can be shipped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +89,16 @@ class PrefixFeatures:
             signature=self.signature,
         )
 
+    def pick(self, index: Int64[Tensor, " n"]) -> "PrefixFeatures":
+        """Return copies of the rows that an index names."""
+        return PrefixFeatures(
+            hidden=self.hidden[index],
+            pad=self.pad[index],
+            keys=tuple(each[index] for each in self.keys),
+            values=tuple(each[index] for each in self.values),
+            signature=self.signature,
+        )
+
     @staticmethod
     def concatenate(parts: "Sequence[PrefixFeatures]") -> "PrefixFeatures":
         """Stack rows of one signature."""
@@ -92,3 +109,72 @@ class PrefixFeatures:
             values=tuple(torch.cat(layer) for layer in zip(*(part.values for part in parts), strict=True)),
             signature=parts[0].signature,
         )
+
+
+def to_arrays(features: PrefixFeatures) -> PrefixArrays:
+    """Turn features into arrays that can be shipped; :func:`from_arrays` gives them back bit by bit.
+
+    Args:
+        features: On any device, of a type that numpy or a view of 16 bits can hold.
+
+    Returns:
+        Copies in host memory, which share nothing with the features.
+
+    Raises:
+        InvalidBatchError: If the features are neither float32 nor bfloat16.
+    """
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    dtype = features.hidden.dtype
+    if dtype not in names:
+        raise InvalidBatchError(f"features: are {dtype}, only {list(DTYPES)} can be shipped. Set the backbone's dtype.")
+    arrays: Arrays = {"hidden": _to_array(features.hidden), "pad": _to_array(features.pad)}
+    arrays |= {f"key/{layer}": _to_array(each) for layer, each in enumerate(features.keys)}
+    arrays |= {f"value/{layer}": _to_array(each) for layer, each in enumerate(features.values)}
+    return PrefixArrays(arrays=arrays, dtype=names[dtype], signature=features.signature)
+
+
+def from_arrays(arrays: PrefixArrays, device: torch.device) -> PrefixFeatures:
+    """Turn shipped arrays into features.
+
+    Args:
+        arrays: As :func:`to_arrays` makes them; they may be read-only.
+        device: Where the features go.
+
+    Returns:
+        Copies in torch's own memory: aligned as if the backbone had just computed them, and free to be changed.
+
+    Raises:
+        InvalidBatchError: If an array is missing or has another name, or the numbers another type, than the format's.
+    """
+    named = arrays.arrays
+    layers = sum(name.startswith("key/") for name in named)
+    keys, values = ([f"{part}/{layer}" for layer in range(layers)] for part in ("key", "value"))
+    if set(named) != {"hidden", "pad", *keys, *values}:
+        raise InvalidBatchError(
+            f"features: hold {sorted(named)}; need 'hidden', 'pad', and one 'key/N' and 'value/N' per layer."
+        )
+    dtype = DTYPES.get(arrays.dtype)
+    stored = {"float32": "float32", "bfloat16": "uint16"}.get(arrays.dtype)
+    wrong = {name: each.dtype.name for name, each in named.items() if name != "pad" and each.dtype.name != stored}
+    if dtype is None or wrong or named["pad"].dtype.name != "bool":
+        raise InvalidBatchError(
+            f"features: dtype {arrays.dtype!r}, pad {named['pad'].dtype}, others {wrong or stored}; need "
+            "float32 as float32 or bfloat16 as uint16, and a bool pad."
+        )
+    return PrefixFeatures(
+        hidden=_to_tensor(named["hidden"], dtype, device),
+        pad=_to_tensor(named["pad"], torch.bool, device),
+        keys=tuple(_to_tensor(named[name], dtype, device) for name in keys),
+        values=tuple(_to_tensor(named[name], dtype, device) for name in values),
+        signature=arrays.signature,
+    )
+
+
+def _to_array(tensor: Tensor) -> Array:
+    bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+    return cast("Array", bits.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy())
+
+
+def _to_tensor(array: Array, dtype: torch.dtype, device: torch.device) -> Tensor:
+    copied = torch.tensor(array, device=device)  # not from_numpy: what was shipped is read-only, and aligned anyhow
+    return copied.view(dtype) if dtype == torch.bfloat16 else copied
