@@ -5,11 +5,13 @@ import, or whose spec class cannot be used, does not stop the others: its name i
 when somebody asks for it.
 """
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import GetCoreSchemaHandler
@@ -51,8 +53,20 @@ def _load(kind: Kind) -> tuple[dict[str, type[Component]], dict[str, str]]:
 
 def _ordered(kind: Kind) -> Iterator[EntryPoint]:
     """Yield joynexus' own entry points first, so that a plugin can't take over a built-in name."""
-    points = entry_points(group=f"joynexus.{kind}")
+    points = [*entry_points(group=f"joynexus.{kind}")]
+    if not any(point.value.startswith("joynexus.") for point in points):
+        points += _of_checkout(kind)
     yield from sorted(points, key=lambda each: (not each.value.startswith("joynexus."), each.name, each.value))
+
+
+def _of_checkout(kind: Kind) -> list[EntryPoint]:
+    """Read the built-in entry points where the package is used from a checkout that is not installed."""
+    project = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    if not project.is_file():
+        return []
+    groups = tomllib.loads(project.read_text()).get("project", {}).get("entry-points", {})
+    group = f"joynexus.{kind}"
+    return [EntryPoint(name=name, value=value, group=group) for name, value in groups.get(group, {}).items()]
 
 
 def _checked(spec: object, name: str, kind: Kind) -> type[Component]:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from joynexus.specs.registry import KINDS, component_types
+
 GOOD = '''
 from typing import ClassVar, Literal
 from joynexus.specs.environment import EnvironmentSpec
@@ -109,3 +111,18 @@ def test_a_plugin_cannot_take_over_a_built_in_name(tmp_path):
     assert seen["gym"] != "left"  # the built-in spec has no field 'arm'
     assert "unknown key" in str(seen["gym"])
     assert seen["failed"] == {"gym (lab_plugin:Thief)": "another component already has this name"}
+
+
+def test_a_checkout_that_is_not_installed_knows_what_is_built_in() -> None:
+    program = "\n".join(
+        [
+            "import importlib.metadata as metadata",
+            "metadata.entry_points = lambda **_: metadata.EntryPoints()",
+            "from joynexus.specs.registry import KINDS, component_types",
+            "print({kind: sorted(component_types(kind)) for kind in KINDS})",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    installed = {kind: sorted(component_types(kind)) for kind in KINDS}
+    assert done.stdout.strip() == str(installed)
+    assert all(installed.values())
