@@ -35,10 +35,19 @@ class EpisodeDataset(ABC):
         """Statistics of states and actions over all frames."""
 
     @abstractmethod
-    def read(self, indices: Sequence[int] | Array, horizon: int) -> TrainingBatch:
+    def read(self, indices: Sequence[int] | Array, horizon: int, *, with_frames: bool = True) -> TrainingBatch:
         """Read samples: the observation at each frame, and the chunk of ``horizon`` actions from there.
 
         Steps past the episode's end repeat its last action and are marked in ``action_is_pad``.
+
+        Args:
+            indices: Of frames.
+            horizon: Length of the chunks.
+            with_frames: False reads and decodes no image; the rest is the same, as
+                :meth:`joynexus.types.Observation.without_frames` would leave it.
+
+        Returns:
+            The samples. Each frame has one sample id, the same at every read, that no other frame of the dataset has.
         """
 
     @abstractmethod

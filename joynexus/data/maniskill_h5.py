@@ -71,7 +71,7 @@ class ManiSkillH5Dataset(EpisodeDataset):
             state=compute_stats(self._states), action=compute_stats(self._actions), source=self._contract.source
         )
 
-    def read(self, indices: Sequence[int] | Array, horizon: int) -> TrainingBatch:
+    def read(self, indices: Sequence[int] | Array, horizon: int, *, with_frames: bool = True) -> TrainingBatch:
         """Read samples by frame index; see :meth:`joynexus.data.episodes.EpisodeDataset.read`.
 
         Raises:
@@ -91,7 +91,7 @@ class ManiSkillH5Dataset(EpisodeDataset):
         places = [(self._names[int(episode)], step) for episode, step in zip(episodes, inside, strict=True)]
         return TrainingBatch(
             observation=Observation(
-                images=self._images(places),
+                images=self._images(places) if with_frames else self._no_images(len(places)),
                 image_mask=np.ones((len(frames), len(self._view.cameras)), dtype=np.bool_),
                 state=self._states[frames],
                 instructions=broadcast_instructions(self._instruction, len(frames)),
@@ -104,6 +104,9 @@ class ManiSkillH5Dataset(EpisodeDataset):
     def close(self) -> None:
         """Close the file; harmless when called twice."""
         self._frames.close()
+
+    def _no_images(self, rows: int) -> UInt8[Array, "b c 0 0 3"]:
+        return np.zeros((rows, len(self._view.cameras), 0, 0, 3), dtype=np.uint8)
 
     def _images(self, places: Sequence[tuple[str, int]]) -> UInt8[Array, "b c h w 3"]:
         cameras = self._view.cameras

@@ -28,6 +28,8 @@ class TrainingSpec(Spec):
     """Samples of one group step."""
     max_wait_ms: float = Field(default=20.0, ge=0.0)
     """How long a group waits for further tenants once one is ready."""
+    light_epochs: bool = True
+    """Whether demonstrations go without their frames once the prefix store has what they were encoded to."""
     prefix_store: PrefixStoreSpec = PrefixStoreSpec()
     num_threads: int = Field(default=1, ge=1)
     """Torch threads."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joynexus.data.producer import ProducerEngine
+from joynexus.data.producer import LightCounts, ProducerEngine
 from joynexus.data.sampler import EpochSampler
 from joynexus.errors import ContractError, DatasetError, SpecError
 from joynexus.specs.action_module import OftModuleSpec
@@ -108,3 +108,50 @@ def test_a_batch_is_cheap_once_its_episodes_are_decoded(write_file: Writer):
     for ordinal in range(8, 16):
         engine.item(ordinal)
     assert (time.thread_time() - begin) / 8 < 0.02
+
+
+def _light_engine(path: Path) -> ProducerEngine:
+    engine = ProducerEngine.open(*_with_index(path, 0), light_epochs=True)
+    engine.begin(0, stored_from=0)
+    return engine
+
+
+def test_later_epochs_go_without_frames(write_file: Writer):
+    path = write_file(lengths=(6, 10))
+    engine, full = _light_engine(path), ProducerEngine.open(*_with_index(path, 0))
+    items = [engine.next_item(ordinal) for ordinal in range(6)]
+    assert [each.payload.observation.has_frames for each in items] == [True] * 2 + [False] * 4
+    for ordinal, item in enumerate(items):
+        expected = full.item(ordinal)
+        assert item.item_id == expected.item_id
+        assert isinstance(item.payload, TrainingBatch)
+        assert isinstance(expected.payload, TrainingBatch)
+        assert item.payload.sample_ids == expected.payload.sample_ids
+        assert item.payload.observation.instructions == expected.payload.observation.instructions
+        np.testing.assert_array_equal(item.payload.observation.image_mask, expected.payload.observation.image_mask)
+        np.testing.assert_array_equal(item.payload.observation.state, expected.payload.observation.state)
+        np.testing.assert_array_equal(item.payload.actions, expected.payload.actions)
+    row_bytes = 16 * 24 * 3
+    assert full.item(3).nbytes - items[3].nbytes == 8 * row_bytes
+    assert engine.light_counts == LightCounts(light_items=4, saved_bytes=4 * 8 * row_bytes)
+    assert engine.full_item(3).payload.observation.has_frames
+    assert engine.light_counts == LightCounts(light_items=4, fetched_items=1, saved_bytes=3 * 8 * row_bytes)
+
+
+def test_a_light_item_opens_no_frame(write_file: Writer, monkeypatch: pytest.MonkeyPatch):
+    engine = _light_engine(write_file(lengths=(6, 10)))
+    for ordinal in range(2):
+        engine.next_item(ordinal)
+    monkeypatch.setattr(engine._dataset, "_frames", None)
+    assert not engine.next_item(2).payload.observation.has_frames
+
+
+def test_without_cameras_or_when_switched_off_nothing_is_light(write_file: Writer):
+    path = write_file(lengths=(6, 10))
+    off = ProducerEngine.open(*_with_index(path, 0))
+    tenant, sft = _tenant(path, cameras=())
+    blind = ProducerEngine.open(tenant, 0, sft, light_epochs=True)
+    for engine in (off, blind):
+        for ordinal in range(6):
+            engine.next_item(ordinal)
+        assert engine.light_counts == LightCounts()

@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joynexus.data.sampler import EpochSampler
@@ -13,6 +13,7 @@ def _stream(sampler: EpochSampler, batches: int, first: int = 0) -> list[int]:
     return list(itertools.chain.from_iterable(sampler.batch(first + each).tolist() for each in range(batches)))
 
 
+@settings(deadline=None, max_examples=50)
 @given(num_samples=st.integers(1, 40), batch_size=st.integers(1, 50), seed=st.integers(0, 2**63))
 def test_every_epoch_is_a_permutation_whatever_the_batch_size(num_samples: int, batch_size: int, seed: int):
     stream = _stream(EpochSampler(num_samples, batch_size, seed=seed), 3 * num_samples)
