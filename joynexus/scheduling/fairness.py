@@ -1,11 +1,23 @@
 """Whose work is served next: start-time fair queueing by weight, under priority classes with ageing.
 
 Pure: no clock, no queue, no I/O. The caller says who is ready and for how long, serves whom it is told, and charges
-what that cost. The training queue, the training engine and the inference batcher all choose with it.
+what that cost. The training queue, the training engine and the inference batcher all choose with it. What a unit of
+cost is, is theirs to say, if only it is one for all: samples at the queue, device-seconds at the engines, which
+charge an estimate when they choose and settle the rest when the cost was measured (:mod:`joynexus.scheduling.cost`).
 
 Each tenant has a virtual time, which advances by cost / weight when it is charged; the one that is furthest behind
 is next. Tenants that share a class have one virtual clock, the least virtual time among those that are ready. A
 tenant that was idle starts at that clock: it is next, but it has saved up nothing.
+
+Bounds, with ``c`` the dearest single item of a tenant and ``w`` its weight (each is a test):
+
+- Two tenants of one class that are ready all the time, one at a time: cost / weight of the two differs by at most
+  ``c1 / w1 + c2 / w2``, for ever. So over a long time shares are as the weights, whatever single items cost.
+- The same where groups are chosen with :meth:`FairShare.beside`: by at most twice that, since a member may be up to
+  one item of its own ahead of the leader. What was estimated wrongly adds its error until it is settled.
+- A tenant that becomes ready is chosen before any that was served since; one of a lower class, once it has waited
+  ``ageing_s`` for each class between, and from then on once in that time.
+- Whoever stays ready is chosen: the leader is always the one that is furthest behind, whatever its signature.
 
 Reference:
     Goyal, Vin and Cheng 1996, start-time fair queueing, https://doi.org/10.1145/248156.248171.
@@ -23,6 +35,8 @@ Priority = Literal["low", "normal", "high"]
 
 _CLASSES: dict[Priority, int] = {"low": 0, "normal": 1, "high": 2}
 _TOP = max(_CLASSES.values())
+_ROUNDING = 1e-9
+"""Relative: sums of equal costs taken in another order must still count as equal."""
 
 
 @dataclass(slots=True)
@@ -111,12 +125,39 @@ class FairShare:
             raise ValueError(f"fair share: none of the {len(ready)} ready tenants may be chosen. Pass at least one.")
         return min(candidates, key=lambda tenant: self.rank(tenant, ready[tenant]))
 
-    def charge(self, tenant: str, cost: int) -> None:
+    def beside(
+        self, leader: str, ready: Mapping[str, float], costs: Mapping[str, float], among: Container[str]
+    ) -> list[str]:
+        """Say who may share a group with the tenant whose turn it is, one item each.
+
+        A group that took everybody would give each tenant as many items as any other, whatever the weights and
+        whatever the items cost. So a tenant may join while it is ahead of the leader by at most one item of its own:
+        equal ones always join, and one that weighs less, or whose items cost more, joins as often as it has a right to.
+
+        Args:
+            leader: As :meth:`choose` has just said.
+            ready: As for :meth:`choose`.
+            costs: Of each one's next item.
+            among: Who can join at all, such as those of the leader's signature.
+
+        Returns:
+            The others, who is owed most first. Those of a lower class than the leader's are not among them.
+        """
+        first = self.rank(leader, ready[leader])
+        ranked = sorted((self.rank(each, ready[each]), each) for each in ready if each != leader and each in among)
+        joining: list[str] = []
+        for rank, tenant in ranked:
+            one_item = costs[tenant] / self._shares[tenant].weight
+            if rank[0] == first[0] and rank[1] - first[1] <= one_item * (1.0 + _ROUNDING):
+                joining.append(tenant)
+        return joining
+
+    def charge(self, tenant: str, cost: float | int) -> None:
         """Book what a tenant was served.
 
         Args:
             tenant: Who was served.
-            cost: Samples or rows.
+            cost: In the caller's unit, as far as it is known.
 
         Raises:
             TenantNotFoundError: If it was never added.
@@ -125,6 +166,17 @@ class FairShare:
         share.virtual_time += cost / share.weight
         share.last_served = self._num_charges
         self._num_charges += 1
+
+    def settle(self, tenant: str, difference: float) -> None:
+        """Correct a charge, now that the cost is known; it is no service, and a tenant that has left is ignored.
+
+        Args:
+            tenant: Who was charged.
+            difference: Measured less charged; negative gives back.
+        """
+        share = self._shares.get(tenant)
+        if share is not None:
+            share.virtual_time += difference / share.weight
 
     def begin_round(self, ready: Mapping[str, float], among: Container[str] | None = None) -> "FairRound":
         """Begin to fill a group: like :meth:`choose` again and again, at the cost of a heap in place of a scan.
@@ -188,7 +240,7 @@ class FairRound:
         """
         return heapq.heappop(self._heap)[1] if self._heap else None
 
-    def charge(self, tenant: str, cost: int, *, has_more: bool) -> None:
+    def charge(self, tenant: str, cost: float | int, *, has_more: bool) -> None:
         """Book what the tenant was served, and let it take part again if it has more."""
         self._fair.charge(tenant, cost)
         if has_more:

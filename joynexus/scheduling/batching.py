@@ -1,0 +1,197 @@
+"""How long a group waits for further members. Pure: no clock, no queue; time is an argument.
+
+A forward over ``r`` rows takes about ``fixed + per_row x r`` seconds. Somebody who joins a group saves the fixed part,
+once; somebody who comes a moment too late needs a forward of its own. Against that stands what waiting costs. With
+``n`` who wait and ``k`` more that come within ``d`` seconds, going at once lets the ``n`` finish after one forward
+and the ``k`` after two; waiting lets all finish after one, which begins ``d`` later and is ``k`` rows longer. The sum
+over all of them of the time until they have their answers is less by waiting where
+
+    k x fixed  -  n x k x per_row  >  (n + k) x d             (of the k, each from its own arrival on)
+
+so it waits exactly as long as that is so: a lonely caller never waits, since nobody else is expected (k = 0); where
+forwards grow with their rows (per_row x n > fixed) nobody does; and where the fixed part is large and callers come
+back soon, as robots do, a group waits until as many are there as lately took turns. A hard bound holds always.
+
+Who is expected is learnt: after an answer a caller is *away*, and comes back after about as long as lately. One that
+is overdue by more than its times vary is waited for no longer.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+FORGET_S = 5.0
+"""Who is away for longer counts as a new caller; nobody waits for so long by far."""
+MAX_AWAY = 64
+"""Callers of one tenant that are away and remembered."""
+_NEWEST = 0.3
+"""Weight of the newest measurement in a moving mean."""
+_LATE = 3.0
+"""Mean deviations after which somebody who is expected is given up."""
+_LEAST_LATE = 0.1
+"""Part of its usual time that a caller may be late, however regular it was."""
+_DECAY = 0.95
+"""What a run counts for at the next one: about the last 20 runs decide."""
+_TRIED = 8.0
+"""Runs after which a much slower one counts as a hiccup, and no more than :data:`_HICCUP` times the usual."""
+_HICCUP = 3.0
+_PRIOR = 0.05
+"""Weight of the first guess at a slope, against the (relative) variance of the rows that were run."""
+
+
+class ForwardCost:
+    """Seconds of a forward over some rows: ``fixed_s + per_row_s * rows``, fitted to the latest runs."""
+
+    def __init__(self, fixed_s: float = 0.0, per_row_s: float = 0.0) -> None:
+        """Start from a guess, which the first run replaces."""
+        self.fixed_s = fixed_s
+        self.per_row_s = per_row_s
+        self._count = self._rows = self._seconds = self._squares = self._products = 0.0
+
+    def __call__(self, rows: float | int) -> float:
+        """Return the seconds of a forward over so many rows."""
+        return self.fixed_s + self.per_row_s * rows
+
+    def measured(self, rows: int, seconds: float) -> None:
+        """Learn from a run of at least one row."""
+        if self._count > _TRIED:
+            seconds = min(seconds, _HICCUP * self(rows))
+        keep = _DECAY
+        self._count = keep * self._count + 1.0
+        self._rows = keep * self._rows + rows
+        self._seconds = keep * self._seconds + seconds
+        self._squares = keep * self._squares + rows * rows
+        self._products = keep * self._products + rows * seconds
+        mean_rows, mean_seconds = self._rows / self._count, self._seconds / self._count
+        variance = max(self._squares / self._count - mean_rows * mean_rows, 0.0)
+        covariance = self._products / self._count - mean_rows * mean_seconds
+        # Where all runs had the same size nothing tells the two parts apart: half and half, until sizes differ.
+        most = mean_seconds / mean_rows
+        trust = _PRIOR * mean_rows * mean_rows
+        slope = (covariance + trust * most / 2) / (variance + trust)
+        self.per_row_s = min(max(slope, 0.0), most)
+        self.fixed_s = mean_seconds - self.per_row_s * mean_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Somebody who is likely to come."""
+
+    due: float
+    """When, in seconds of the clock that is used."""
+    rows: float
+    """With how many rows."""
+    patience_s: float
+    """How much later it may still come."""
+
+
+@dataclass(slots=True)
+class _Away:
+    """Callers of one tenant that have their answers and have not asked again."""
+
+    since: deque[float] = field(default_factory=lambda: deque[float](maxlen=MAX_AWAY))
+    away_s: float | None = None
+    """How long they stay away, lately."""
+    spread_s: float = 0.0
+    """Mean deviation of it."""
+    rows: float = 1.0
+
+    def came(self, after_s: float) -> None:
+        if self.away_s is None:
+            self.away_s, self.spread_s = after_s, after_s / 2
+            return
+        self.spread_s += _NEWEST * (abs(after_s - self.away_s) - self.spread_s)
+        self.away_s += _NEWEST * (after_s - self.away_s)
+
+
+class Arrivals:
+    """Who of one schema signature comes back, and when. An arrival and an answer cost a few operations."""
+
+    def __init__(self) -> None:
+        self._away: dict[str, _Away] = {}
+        self._any = _Away()
+        """Of all tenants, for one that has not come back yet."""
+
+    def enter(self, tenant: str, now: float, rows: int = 1) -> None:
+        """Note that one of a tenant's callers is here: the one that has been away longest, or a new one."""
+        away = self._away.get(tenant)
+        if away is None:
+            away = self._away[tenant] = _Away()
+        away.rows = rows
+        while away.since:
+            after_s = now - away.since.popleft()
+            if after_s <= FORGET_S:
+                away.came(after_s)
+                self._any.came(after_s)
+                return
+
+    def leave(self, tenant: str, now: float) -> None:
+        """Note that one of a tenant's callers has its answer, so that it may come back."""
+        away = self._away.get(tenant)
+        if away is not None:
+            away.since.append(now)
+
+    def forget(self, tenant: str) -> None:
+        """Expect a tenant no more; unknown ones are ignored."""
+        self._away.pop(tenant, None)
+
+    def expected(self, now: float, until: float) -> list[Expected]:
+        """Return who is likely to come before a time, the earliest first."""
+        found: list[Expected] = []
+        gone: list[str] = []
+        for tenant, away in self._away.items():
+            if not away.since:
+                continue
+            if now - away.since[-1] > FORGET_S:
+                gone.append(tenant)
+                continue
+            known = self._any if away.away_s is None else away
+            if known.away_s is None:
+                continue
+            patience_s = max(_LATE * known.spread_s, _LEAST_LATE * known.away_s)
+            for since in away.since:
+                due = since + known.away_s
+                if due <= until and now < due + patience_s:
+                    found.append(Expected(max(due, now), away.rows, due + patience_s - max(due, now)))
+        for tenant in gone:
+            del self._away[tenant]
+        found.sort(key=lambda each: each.due)
+        return found
+
+
+def wait_until(
+    now: float,
+    *,
+    bound: float,
+    waiting: int,
+    sharing: int,
+    room: float | int,
+    expected: Sequence[Expected],
+    cost: ForwardCost,
+) -> float:
+    """Say until when to wait for further members of a group; asked again after each arrival.
+
+    Args:
+        now: Seconds.
+        bound: Never wait for longer than until then.
+        waiting: Requests that any wait delays, whether they can join this group or not.
+        sharing: Requests that are in the group: those that its further rows delay.
+        room: Rows that can still join.
+        expected: Who is likely to come, the earliest first.
+        cost: Of a forward.
+
+    Returns:
+        ``now`` to go at once, else a time not after ``bound``.
+    """
+    best, until = 0.0, now
+    rows = dues = 0.0
+    for count, each in enumerate(expected, start=1):
+        rows += each.rows
+        dues += each.due
+        if each.due > bound or rows > room:
+            break
+        saved = count * cost.fixed_s - sharing * rows * cost.per_row_s
+        lost = waiting * (each.due - now) + count * each.due - dues
+        if saved - lost > best:
+            best, until = saved - lost, min(bound, each.due + each.patience_s)
+    return until

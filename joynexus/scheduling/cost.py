@@ -1,0 +1,124 @@
+"""What a call costs the device, in seconds: estimated before it runs, known after. Pure: no clock, no torch.
+
+    seconds = rows to encode x tokens of a prefix x seconds per token  +  rows x the tenant's seconds per row
+
+The first part is the backbone's, the same for all tenants; the second is the tenant's own module, forward, backward
+and update. Both are learnt from what was measured. How many rows will have to be encoded is learnt too: a tenant whose
+prefixes are found in the store, or come with their features, is soon taken to pay for its module alone. An estimate
+only decides the order until the cost is known: whoever charges it settles the difference then
+(:meth:`joynexus.scheduling.fairness.FairShare.settle`).
+"""
+
+from dataclasses import dataclass
+
+PRIOR_TOKEN_S = 1e-5
+"""Seconds per token of a prefix before any was measured; any value does, since the first measurement replaces it."""
+PRIOR_HEAD_S = 1e-3
+"""Seconds per row of a module before any tenant's was measured."""
+_NEWEST = 0.3
+"""Weight of the newest measurement in a moving mean."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What one call turned out to cost."""
+
+    rows: int
+    """That counted."""
+    encoded: int
+    """Of these, rows that the backbone ran over for this tenant."""
+    prefix_s: float
+    """Seconds of encoding and looking up."""
+    head_s: float
+    """Seconds of everything that is the tenant's own."""
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.prefix_s + self.head_s
+
+
+@dataclass(slots=True)
+class _Rates:
+    """What is known of one tenant."""
+
+    tokens: int
+    prior_head_s: float | None
+    head_s: float | None = None
+    encoded: float = 1.0
+    """Part of its rows that had to be encoded lately."""
+
+
+class CostModel:
+    """Learns what calls cost. The tenants of one backbone share what is learnt of it."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, _Rates] = {}
+        self._token_s: float | None = None
+        self._head_s: float | None = None
+        """Of all tenants, for one that was never measured."""
+
+    def add(self, tenant: str, *, tokens: int = 1, head_s: float | None = None) -> None:
+        """Take a tenant in; one that is known keeps what was learnt.
+
+        Args:
+            tenant: Its name.
+            tokens: Of one row's prefix, padding included; 1 where the lengths of all prefixes are alike.
+            head_s: First guess at its seconds per row; None takes the mean of the others.
+        """
+        known = self._tenants.get(tenant)
+        if known is None:
+            self._tenants[tenant] = _Rates(tokens=tokens, prior_head_s=head_s)
+        else:
+            known.tokens = tokens
+
+    def remove(self, tenant: str) -> None:
+        """Forget a tenant; unknown ones are ignored."""
+        self._tenants.pop(tenant, None)
+
+    def estimate(self, tenant: str, rows: int, *, encoded: int | None = None) -> float:
+        """Return what a call will cost, in seconds.
+
+        Args:
+            tenant: Whose; one that was never added is taken for an average one.
+            rows: Of the call.
+            encoded: Rows that have to be encoded, if that is known; None expects as many as lately.
+
+        Returns:
+            A positive number for at least one row.
+        """
+        rates = self._rates(tenant)
+        return self.prefix_seconds(tenant, rows, encoded=encoded) + rows * self._head(rates)
+
+    def prefix_seconds(self, tenant: str, rows: int, *, encoded: int | None = None) -> float:
+        """Return the backbone's part of :meth:`estimate`."""
+        rates = self._rates(tenant)
+        token_s = PRIOR_TOKEN_S if self._token_s is None else self._token_s
+        return (rows * rates.encoded if encoded is None else encoded) * rates.tokens * token_s
+
+    def encoded_part(self, tenant: str) -> float:
+        """Return which part of a tenant's rows has to be encoded, judging by its latest calls; 1 before the first."""
+        return self._rates(tenant).encoded
+
+    def measured(self, tenant: str, cost: Measured) -> None:
+        """Learn from a call; one without rows teaches nothing."""
+        if cost.rows <= 0:
+            return
+        rates = self._rates(tenant)
+        if cost.encoded > 0:
+            self._token_s = _mean(self._token_s, cost.prefix_s / (cost.encoded * rates.tokens))
+        rates.encoded = _mean(rates.encoded, cost.encoded / cost.rows)
+        rates.head_s = _mean(rates.head_s, cost.head_s / cost.rows)
+        self._head_s = _mean(self._head_s, cost.head_s / cost.rows)
+
+    def _rates(self, tenant: str) -> _Rates:
+        rates = self._tenants.get(tenant)
+        return _Rates(tokens=1, prior_head_s=None) if rates is None else rates
+
+    def _head(self, rates: _Rates) -> float:
+        known = (rates.head_s, rates.prior_head_s, self._head_s, PRIOR_HEAD_S)
+        return next(each for each in known if each is not None)
+
+
+def _mean(known: float | None, latest: float) -> float:
+    return latest if known is None else (1.0 - _NEWEST) * known + _NEWEST * latest
