@@ -7,6 +7,8 @@ Nothing ever waits for a publication.
 
 import asyncio
 import logging
+import sys
+import time
 import uuid
 from typing import Any, cast
 
@@ -26,7 +28,10 @@ from joynexus.types import ActionChunk, PolicySnapshot, PredictRequest
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""Length of a long poll; usage is reported this often."""
+"""Length of a long poll; usage is reported this often, and not with each publication."""
+SWITCH_S = 0.0005
+"""Longest turn of a thread of the interpreter. With Python's 5 ms, one that builds a tenant's new version would hold
+up every step of the requests of all others by as much."""
 ARRIVAL_S = 10.0
 """How long a request waits for a policy that a fresh replica has not loaded yet."""
 
@@ -37,12 +42,14 @@ class InferenceReplica:
     def __init__(self, service: str, backbone: str) -> None:
         spec = ServiceSpec.model_validate_json(service)
         self._replica_id = uuid.uuid4().hex[:12]
+        sys.setswitchinterval(SWITCH_S)
         self._backbone = backbone
         self._namespace = names.namespace(spec.service)
         setup_logging(spec.storage.root / names.LOGS, role=f"replica-{backbone}-{self._replica_id}")
         self._engine = InferenceEngine.load(spec.backbones[backbone], spec.inference, backbone_name=backbone)
         self._batcher = GroupBatcher(self._engine.predict, self._engine.signature_of, spec.inference)
         self._known: Known = {}
+        self._told_at = -POLL_S
         self._arrived = asyncio.Condition()
         self._following: asyncio.Task[None] | None = None
         self._start_following()
@@ -67,14 +74,16 @@ class InferenceReplica:
                 await asyncio.sleep(0.5)
 
     async def _poll(self, store: Any) -> None:  # noqa: ANN401
-        changes: Changes = await store.follow.remote(
-            self._replica_id, self._backbone, self._known, self._usage(), POLL_S
-        )
+        now = time.monotonic()
+        is_due = now - self._told_at >= POLL_S
+        self._told_at = now if is_due else self._told_at
+        usage = self._usage() if is_due else None
+        changes: Changes = await store.follow.remote(self._replica_id, self._backbone, self._known, usage, POLL_S)
         for tenant in changes.removed:
             self._engine.remove_policy(tenant)
             self._batcher.remove_tenant(tenant)
-        for reference in changes.snapshots:
-            snapshot: PolicySnapshot = await reference
+        for each in changes.snapshots:
+            snapshot: PolicySnapshot = each if isinstance(each, PolicySnapshot) else await each
             await asyncio.to_thread(self._engine.set_policy, snapshot)
             self._batcher.set_share(snapshot.tenant, snapshot.weight, snapshot.priority)
         if changes.removed or changes.snapshots:

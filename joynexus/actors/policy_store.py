@@ -4,7 +4,7 @@
 
 The trainer hands over a snapshot and goes on. Each replica keeps one ``follow`` call open, which answers as soon as
 something newer than what the replica knows is here: a broadcast that a replica which has just started, or that missed
-one, can't fall out of. Snapshots are Ray objects owned by this actor, so that a version's bytes reach a node once.
+one, can't fall out of. A large snapshot is a Ray object owned by this actor, so that its bytes reach a node once.
 Nobody waits for anybody: a publication never pauses another tenant.
 """
 
@@ -18,6 +18,8 @@ import ray
 
 from joynexus.types import PolicySnapshot
 
+BY_VALUE_BYTES = 1 << 20
+"""Up to this size a snapshot goes with the answer: an object to make, borrow and fetch costs more than its bytes."""
 REPLICA_SILENCE_S = 15.0
 """A replica that has not polled for this long no longer counts for ``served``."""
 
@@ -57,7 +59,7 @@ class Changes:
     """The answer to ``follow``: what the replica has to take over, and what to forget."""
 
     snapshots: list[Any] = field(default_factory=list[Any])
-    """Object references of :class:`PolicySnapshot`, each to be fetched by the replica."""
+    """Each a :class:`PolicySnapshot` or, where it is large, the reference of one, to be fetched by the replica."""
     removed: list[str] = field(default_factory=list[str])
     """Tenants to forget, before anything is loaded: one that was made anew is among both."""
     known: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
@@ -71,7 +73,8 @@ class PolicyStore:
         """Start empty.
 
         Args:
-            keep: Turns a snapshot into what replicas are handed; None makes it a Ray object that this actor owns.
+            keep: Turns a large snapshot into what replicas are handed; None makes it a Ray object that this actor
+                owns.
         """
         self._keep = keep or cast("Callable[[PolicySnapshot], Any]", cast("Any", ray).put)
         self._entries: dict[str, _Entry] = {}
@@ -88,7 +91,7 @@ class PolicyStore:
 
         Args:
             backbone: Whose replicas serve it.
-            snapshot: The version, by value; it becomes an object that this actor owns.
+            snapshot: The version, by value; a large one becomes an object that this actor owns.
 
         Returns:
             Whether it was new.
@@ -96,7 +99,8 @@ class PolicyStore:
         entry = self._entries.get(snapshot.tenant)
         if entry is not None and snapshot.version <= entry.version:
             return False
-        reference = await asyncio.to_thread(self._keep, snapshot)
+        is_large = snapshot.nbytes > BY_VALUE_BYTES
+        reference = await asyncio.to_thread(self._keep, snapshot) if is_large else snapshot
         async with self._changed:
             base = reference if entry is None or snapshot.version == 0 else entry.base
             self._lives += entry is None
@@ -117,7 +121,7 @@ class PolicyStore:
             self._changed.notify_all()
 
     async def follow(
-        self, replica: str, backbone: str, known: Known, usage: Mapping[str, Any], timeout_s: float
+        self, replica: str, backbone: str, known: Known, usage: Mapping[str, Any] | None, timeout_s: float
     ) -> Changes:
         """Wait until a replica lacks something, or has something too much.
 
@@ -125,12 +129,15 @@ class PolicyStore:
             replica: The replica's id.
             backbone: What it serves.
             known: What it holds.
-            usage: Its usage so far, for the ledger.
+            usage: Its usage so far, for the ledger; None where it was told a moment ago.
             timeout_s: Answer empty after this long, so that usage is reported again.
 
         Returns:
             Versions to load (base first where the tenant is new to the replica) and tenants to drop.
         """
+        if usage is None:
+            told = self._replicas.get(replica)
+            usage = {} if told is None else told.usage
         self._replicas[replica] = _Replica(backbone=backbone, known=known, usage=usage, seen_at=time.monotonic())
         async with self._changed:
             self._changed.notify_all()  # `served` counts what replicas know

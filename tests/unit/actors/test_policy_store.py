@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from joynexus.actors.policy_store import Changes, PolicyStore
+from joynexus.actors.policy_store import BY_VALUE_BYTES, Changes, PolicyStore
 from joynexus.specs.tenant import PolicySpec
 from joynexus.types import PolicySnapshot
 
@@ -129,3 +129,29 @@ def test_the_last_usage_of_each_replica_is_kept():
         return await store.inference_usage()
 
     assert asyncio.run(main()) == {"gone": {"seen": 1}}
+
+
+def test_a_poll_that_tells_no_usage_leaves_what_was_told_before():
+    async def main() -> None:
+        store = make_store()
+        await store.publish("tiny", snapshot("a", 0))
+        await store.follow("r", "tiny", {}, {"seen": 1}, 0.01)
+        await store.follow("r", "tiny", {}, None, 0.01)
+        await store.follow("new", "tiny", {}, None, 0.01)
+        assert await store.inference_usage() == {"r": {"seen": 1}, "new": {}}
+
+    asyncio.run(main())
+
+
+def test_only_a_large_snapshot_becomes_an_object():
+    async def main() -> None:
+        kept: list[PolicySnapshot] = []
+        store = PolicyStore(keep=kept.append)
+        small, large = snapshot("a", 0), snapshot("b", 0)
+        large.parameters["mark"] = np.zeros(BY_VALUE_BYTES, dtype=np.float32)
+        await store.publish("tiny", small)
+        await store.publish("tiny", large)
+        assert [each.tenant for each in kept] == ["b"]
+        assert small in (await store.follow("r", "tiny", {}, {}, 0.01)).snapshots
+
+    asyncio.run(main())
