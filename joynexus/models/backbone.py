@@ -25,6 +25,8 @@ class Backbone(nn.Module, ABC):
     spec: BackboneSpec
     hidden_dim: int
     """Width of ``PrefixFeatures.hidden``."""
+    kv_shape: tuple[int, int, int] = (0, 0, 0)
+    """Layers that give K/V, their K/V heads and the width of a head; no layers where it keeps none."""
     num_encoded: int
     """Rows encoded since the start, dummies not counted."""
     num_forwards: int

@@ -118,12 +118,13 @@ def prepare_prefix(backbone: Backbone, policy: PolicySpec, observation: Observat
     )
 
 
-def check_observation(spec: ObservationSpec, observation: Observation) -> None:
+def check_observation(spec: ObservationSpec, observation: Observation, *, needs_frames: bool = True) -> None:
     """Refuse observations that do not have the policy's shapes.
 
     Args:
         spec: What the policy looks at.
         observation: Rows to check.
+        needs_frames: Whether the rows are to be encoded; if not, their frames may have been left out.
 
     Raises:
         InvalidBatchError: Naming every field that is wrong, what was found and what is needed.
@@ -135,6 +136,8 @@ def check_observation(spec: ObservationSpec, observation: Observation) -> None:
         problems.append("there are no rows")
     if images.dtype != np.uint8 or images.ndim != 5 or images.shape[:2] != (rows, cameras):  # noqa: PLR2004
         problems.append(f"images are {_describe(images)}, need uint8 [{rows}, {cameras}, h, w, 3]")
+    elif not observation.has_frames:
+        problems += ["frames were left out, and the rows bring no features"] if needs_frames else []
     elif cameras and images.shape[2:] != size:
         problems.append(f"frames are {list(images.shape[2:])}, the policy's are {list(size)}")
     if observation.image_mask.dtype != np.bool_ or observation.image_mask.shape != (rows, cameras):

@@ -117,6 +117,10 @@ def check_features(backbone: Backbone) -> None:
         not any(each.is_inference() for each in tensors), "features are inference tensors; no head can train on them"
     )
     require(len(features.keys) == len(features.values), "there are not as many keys as values")
+    layers, heads, width = backbone.kv_shape
+    shapes = {tuple(each.shape) for each in (*features.keys, *features.values)}
+    is_true = len(features.keys) == layers and shapes <= {(3, heads, length, width)}
+    require(is_true, f"kv_shape says {backbone.kv_shape}, there are {len(features.keys)} layers of {shapes}")
     tail = features.pad[:, -batch.tokens.shape[1] :]
     require(torch.equal(tail, ~batch.token_mask), "padding of the text is not at the end of the prefix, or not marked")
     images = features.pad[:, : -batch.tokens.shape[1]]

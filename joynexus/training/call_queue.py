@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from joynexus.errors import BackPressureError, SequenceConflictError
+from joynexus.models.prefix import PrefixFeatures
 from joynexus.types import TrainingCall, TrainingResult
 
 KEPT_ANSWERS = 64
@@ -25,6 +26,8 @@ class QueuedCall:
 
     call: TrainingCall
     future: Future[TrainingResult]
+    features: PrefixFeatures | None = None
+    """Of each row of the batch, where they are resident already: nothing of the call is encoded then."""
 
     @property
     def num_rows(self) -> int:

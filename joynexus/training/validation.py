@@ -4,6 +4,7 @@ import hashlib
 import json
 
 import numpy as np
+from jaxtyping import Bool
 
 from joynexus.errors import InvalidBatchError, NonFiniteError
 from joynexus.models.policy import check_observation
@@ -13,12 +14,13 @@ from joynexus.training.schedule import check_optimizer
 from joynexus.types import Array, Loss, TrainingBatch, TrainingCall
 
 
-def check_call(call: TrainingCall, policy: PolicySpec) -> None:
+def check_call(call: TrainingCall, policy: PolicySpec, *, has_features: bool = False) -> None:
     """Refuse a call that can't be run, before it takes a sequence number.
 
     Args:
         call: As submitted.
         policy: The slot's policy.
+        has_features: Whether features of every row come beside the call, so that its frames may be left out.
 
     Raises:
         InvalidBatchError: If shapes, types or keys are not the policy's, or parts of the call are missing.
@@ -37,7 +39,8 @@ def check_call(call: TrainingCall, policy: PolicySpec) -> None:
         function = find_loss(call.loss)[0]
         _check_module(function, call.loss, policy)
         try:
-            check_observation(policy.observation, call.batch.observation)
+            is_encoded = not has_features and call.batch.num_featured < len(call.batch)
+            check_observation(policy.observation, call.batch.observation, needs_frames=is_encoded)
         except InvalidBatchError as error:
             raise InvalidBatchError(f"{who}: {error}") from error
         problems = [*_array_problems(call.batch, policy), *_extra_problems(call.batch, function)]
@@ -64,6 +67,12 @@ def _array_problems(batch: TrainingBatch, policy: PolicySpec) -> list[str]:
         problems.append(f"action_is_pad is {found}, need bool {[rows, action.horizon]}")
     if len(batch.sample_ids) != rows:
         problems.append(f"{len(batch.sample_ids)} sample_ids for {rows} rows")
+    if batch.features is not None:
+        lengths = {name: each.shape[:1] for name, each in batch.features.arrays.items()}
+        wrong = {name: list(each) for name, each in lengths.items() if each != (rows,)}
+        problems += [f"features have {wrong} rows, need {rows}"] if wrong or not lengths else []
+    if batch.featured is not None and (batch.features is None or batch.featured.shape != (rows,)):
+        problems.append(f"featured has {list(batch.featured.shape)} rows, need features and {rows}")
     return problems
 
 
@@ -93,12 +102,10 @@ def counted_rows(batch: TrainingBatch, function: LossFunction) -> TrainingBatch:
         function: Its loss.
 
     Returns:
-        The rows whose ``valid`` is True and, where actions are supervised, that have an unpadded step; without the
-        extra ``valid``, and with 0 for the actions of padded steps. The batch itself where nothing is masked.
+        The rows that :func:`counting_rows` names, without the extra ``valid``, and with 0 for the actions of padded
+        steps. The batch itself where nothing is masked.
     """
-    keep = np.asarray(batch.extras.get(VALID, np.ones(len(batch), dtype=np.bool_)))
-    if function.supervises_actions:
-        keep = keep & ~batch.action_is_pad.all(axis=1)
+    keep = counting_rows(batch, function)
     if keep.all() and VALID not in batch.extras and not batch.action_is_pad.any():
         return batch
     kept = batch.rows(np.flatnonzero(keep))
@@ -108,7 +115,15 @@ def counted_rows(batch: TrainingBatch, function: LossFunction) -> TrainingBatch:
         action_is_pad=kept.action_is_pad,
         sample_ids=kept.sample_ids,
         extras={name: value for name, value in kept.extras.items() if name != VALID},
+        features=kept.features,
+        featured=kept.featured,
     )
+
+
+def counting_rows(batch: TrainingBatch, function: LossFunction) -> Bool[Array, " b"]:
+    """Tell which rows count: those whose ``valid`` is True and, where actions are supervised, with an unpadded step."""
+    keep = np.asarray(batch.extras.get(VALID, np.ones(len(batch), dtype=np.bool_)))
+    return keep & ~batch.action_is_pad.all(axis=1) if function.supervises_actions else keep
 
 
 def check_finite(batch: TrainingBatch) -> None:
@@ -142,6 +157,8 @@ def payload_digest(call: TrainingCall) -> bytes:
         "schedule_steps": call.schedule_steps,
         "samples": None if call.batch is None else [call.batch.sample_ids, call.batch.observation.instructions],
     }
+    if call.batch is not None and call.batch.features is not None:
+        settings["features"] = [call.batch.features.dtype, call.batch.features.signature]
     digest.update(json.dumps(settings, sort_keys=True).encode())
     for name, value in _arrays(call.batch):
         digest.update(f"|{name}|{value.dtype.str}|{value.shape}|".encode())
@@ -155,4 +172,7 @@ def _arrays(batch: TrainingBatch | None) -> list[tuple[str, Array]]:
     seen = batch.observation
     named = {"images": seen.images, "image_mask": seen.image_mask, "state": seen.state}
     named |= {"actions": batch.actions, "action_is_pad": batch.action_is_pad}
-    return [*named.items(), *sorted(batch.extras.items())]
+    features = {} if batch.features is None else batch.features.arrays
+    carried = {f"features/{name}": each for name, each in features.items()}
+    carried |= {} if batch.featured is None else {"featured": batch.featured}
+    return [*named.items(), *sorted(batch.extras.items()), *sorted(carried.items())]

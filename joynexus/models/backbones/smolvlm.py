@@ -55,6 +55,8 @@ class SmolVlmBackbone(Backbone):
         self._image_side = int(config.vision_config.image_size)
         self._tokens_per_image = (self._image_side // int(config.vision_config.patch_size) // config.scale_factor) ** 2
         self.hidden_dim = int(config.text_config.hidden_size)
+        heads, head_dim = int(config.text_config.num_key_value_heads), int(self._layers[0].self_attn.head_dim)
+        self.kv_shape = (len(self._layers), heads, head_dim)
         self.num_encoded = 0
         self.num_forwards = 0
 
