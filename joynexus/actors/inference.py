@@ -46,13 +46,19 @@ class InferenceReplica:
         self._backbone = backbone
         self._namespace = names.namespace(spec.service)
         setup_logging(spec.storage.root / names.LOGS, role=f"replica-{backbone}-{self._replica_id}")
-        self._engine = InferenceEngine.load(spec.backbones[backbone], spec.inference, backbone_name=backbone)
+        self._engine = self.load_engine(spec, backbone)
+        self.max_batch_size = spec.inference.max_batch_size
         self._batcher = GroupBatcher(self._engine.predict, self._engine.signature_of, spec.inference)
         self._known: Known = {}
         self._told_at = -POLL_S
         self._arrived = asyncio.Condition()
         self._following: asyncio.Task[None] | None = None
         self._start_following()
+
+    @staticmethod
+    def load_engine(spec: ServiceSpec, backbone: str) -> InferenceEngine:
+        """Load what the replica runs: a deployment of another engine replaces this."""
+        return InferenceEngine.load(spec.backbones[backbone], spec.inference, backbone_name=backbone)
 
     def _start_following(self) -> None:
         try:
@@ -137,12 +143,16 @@ class InferenceReplica:
             raise ServiceError(f"replica {self._replica_id}: no longer follows the policy store")
 
 
-def deploy_replicas(spec: ServiceSpec, backbone: str) -> DeploymentHandle[Any]:
+def deploy_replicas(
+    spec: ServiceSpec, backbone: str, replica: type[InferenceReplica] = InferenceReplica, *, application: str = ""
+) -> DeploymentHandle[Any]:
     """Start a backbone's replicas, or find them where they run.
 
     Args:
         spec: The service.
         backbone: Name of one of its backbones.
+        replica: What to deploy.
+        application: Its Serve application; empty takes the name under which the service's clients find it.
 
     Returns:
         A handle whose ``predict`` reaches any replica.
@@ -157,9 +167,7 @@ def deploy_replicas(spec: ServiceSpec, backbone: str) -> DeploymentHandle[Any]:
         health_check_period_s=2,
         health_check_timeout_s=30,
         graceful_shutdown_timeout_s=2,
-    )(InferenceReplica)
-    application = deployment.bind(spec.model_dump_json(), backbone)
-    return cast(
-        "DeploymentHandle[Any]",
-        serve.run(application, name=names.application(spec.service, backbone), route_prefix=None),
-    )
+    )(replica)
+    bound = deployment.bind(spec.model_dump_json(), backbone)
+    name = application or names.application(spec.service, backbone)
+    return cast("DeploymentHandle[Any]", serve.run(bound, name=name, route_prefix=None))
