@@ -1,5 +1,6 @@
 """A policy acting in environments: trajectories for training, reports for evaluation."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
 from joynexus.envs.base import EpisodeStart
@@ -7,6 +8,7 @@ from joynexus.envs.session import Session
 from joynexus.rollout.episode import EpisodeRecord
 from joynexus.rollout.runner import EpisodeCrash, EpisodeRunner, PolicyClient, RunSettings
 from joynexus.rollout.video import VideoSink
+from joynexus.scheduling.shipping import FeatureShipping
 from joynexus.specs.tenant import ActionSpec
 from joynexus.types import EpisodeReport, Trajectory
 
@@ -26,6 +28,7 @@ class Collector:
         action: How much of a chunk is executed.
         seed: The tenant's; with the episode and the decision's index it seeds the noise of each decision.
         ids: Prefix of trajectory ids.
+        shipping: Decides whether trajectories take their prefix features along; None: never.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Collector:
         action: ActionSpec,
         seed: int = 0,
         ids: str = "",
+        shipping: FeatureShipping | None = None,
     ) -> None:
         self._session = session
         self._policy = policy
@@ -44,6 +48,7 @@ class Collector:
         self._action = action
         self._seed = seed
         self._ids = ids
+        self._shipping = shipping
 
     def collect(
         self, take_start: Callable[[], EpisodeStart | None], *, should_stop: Callable[[], bool] = lambda: False
@@ -55,15 +60,30 @@ class Collector:
             should_stop: Asked at least once a second; running episodes are then given up.
 
         Yields:
-            The trajectory of every episode that ended; or its crash, after which it is not begun again.
+            The trajectory of every episode that ended; or its crash, after which it is not begun again. One that takes
+            its prefix features along leaves its frames behind: nothing after this reads them.
 
         Raises:
             InvalidBatchError: If the policy gives an action that is NaN or infinite.
             AssetsMissingError, SpecError: If the environment can't be opened at all.
         """
         settings = RunSettings(tenant=self._tenant, num_action_steps=self._action.num_action_steps, seed=self._seed)
-        for ended in EpisodeRunner(self._session, self._policy, settings).run(take_start, should_stop):
-            yield ended if isinstance(ended, EpisodeCrash) else ended.trajectory(tenant=self._tenant, ids=self._ids)
+        runner = EpisodeRunner(self._session, self._policy, settings, shipping=self._shipping)
+        for ended in runner.run(take_start, should_stop):
+            yield ended if isinstance(ended, EpisodeCrash) else self._trajectory(ended)
+
+    def _trajectory(self, episode: EpisodeRecord) -> Trajectory:
+        """Assemble a trajectory, with its prefix features in place of its frames where they are to travel."""
+        bare = episode.trajectory(tenant=self._tenant, ids=self._ids)
+        if self._shipping is None:
+            return bare
+        features = episode.features()
+        is_shipped = self._shipping.takes_along(
+            feature_bytes=0 if features is None else features.nbytes, frame_bytes=bare.observation.images.nbytes
+        )
+        if not is_shipped:
+            return bare
+        return dataclasses.replace(bare, features=features, observation=bare.observation.without_frames())
 
     def evaluate(
         self,

@@ -7,7 +7,7 @@ import numpy as np
 
 from joynexus.envs.base import ChunkOutcome, EpisodeStart
 from joynexus.rollout.chunking import chunk_reward, chunk_success
-from joynexus.types import ActionChunk, Array, Arrays, EpisodeReport, Observation, Trajectory
+from joynexus.types import ActionChunk, Array, Arrays, EpisodeReport, Observation, PrefixArrays, Trajectory
 
 
 class EpisodeRecord:
@@ -61,6 +61,20 @@ class EpisodeRecord:
     def needs_final_value(self) -> bool:
         """Whether the critic has to look at the final observation: after a time limit, where there is a critic."""
         return self.truncated and not self.terminated and self._decisions[-1][0].value is not None
+
+    @property
+    def has_features(self) -> bool:
+        """Whether no decision so far lacks its prefix features."""
+        return all(chunk.features is not None for chunk, _ in self._decisions)
+
+    def features(self) -> PrefixArrays | None:
+        """Gather the prefix features of all decisions; None where one lacks them, or they are of several kinds."""
+        rows = [(chunk.features, row) for chunk, row in self._decisions if chunk.features is not None]
+        if not rows or len(rows) < len(self._decisions) or len({each.kind for each, _ in rows}) > 1:
+            return None
+        first = rows[0][0]
+        arrays = {name: np.stack([each.arrays[name][row] for each, row in rows]) for name in first.arrays}
+        return PrefixArrays(arrays=arrays, dtype=first.dtype, signature=first.signature)
 
     def decide(self, chunk: ActionChunk, row: int) -> None:
         """Note what was decided from the present observation; the environment is busy from now on."""

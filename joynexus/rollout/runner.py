@@ -24,6 +24,7 @@ from joynexus.envs.session import Outcome, Session
 from joynexus.errors import SimulatorError
 from joynexus.rollout.chunking import executed_part, row_seed
 from joynexus.rollout.episode import EpisodeRecord
+from joynexus.scheduling.shipping import FeatureShipping
 from joynexus.types import ActionChunk, Observation, PredictRequest
 
 STRAGGLER_S = 0.5
@@ -75,6 +76,8 @@ class EpisodeRunner:
         policy: Where decisions come from.
         settings: How to act.
         wants_video: Whether an episode's frames are kept, by its index; None keeps none.
+        shipping: Decides whether the policy is asked for prefix features, and is told what its answers weigh; None
+            asks for none.
     """
 
     def __init__(
@@ -84,11 +87,13 @@ class EpisodeRunner:
         settings: RunSettings,
         *,
         wants_video: Callable[[int], bool] | None = None,
+        shipping: FeatureShipping | None = None,
     ) -> None:
         self._session = session
         self._policy = policy
         self._settings = settings
         self._wants_video = wants_video
+        self._shipping = shipping
         self._running: dict[int, EpisodeRecord] = {}
 
     def run(
@@ -212,5 +217,20 @@ class EpisodeRunner:
             seeds=tuple(seeds),
             deterministic=self._settings.deterministic,
             version=self._settings.version,
+            with_features=self._wants_features(episodes),
         )
-        return self._policy.predict(request)
+        chunk = self._policy.predict(request)
+        if self._shipping is not None:
+            self._shipping.note_answer(
+                rows=len(episodes),
+                feature_bytes=0 if chunk.features is None else chunk.features.nbytes,
+                frame_bytes=request.observation.images.nbytes,
+                encode_seconds=chunk.prefix_seconds,
+            )
+        return chunk
+
+    def _wants_features(self, episodes: list[EpisodeRecord]) -> bool:
+        """Whether a decision that is asked for belongs to an episode that can still ship its features."""
+        if self._shipping is None or not self._shipping.wants_features:
+            return False
+        return any(each.has_features and not each.ended for each in episodes)

@@ -43,6 +43,8 @@ class AlgorithmSpec(Component):
 
     needs_log_prob: ClassVar[bool] = True
     """Whether the action module must give log-probability and value."""
+    reads_features: ClassVar[bool] = False
+    """Whether its learner hands on the prefix features of trajectories; they then come without frames."""
 
     def batch_rows(self) -> int:
         """Return the most rows of one gradient step, for the estimate of its memory."""
@@ -56,6 +58,7 @@ class PpoSpec(AlgorithmSpec):
     """
 
     implementation: ClassVar[str] = "joynexus.training.learners.ppo:PpoLearner"
+    reads_features: ClassVar[bool] = True
     type: Literal["ppo"] = "ppo"
     num_epochs: int = Field(default=4, ge=1, le=100)
     """Passes over an iteration's chunks."""

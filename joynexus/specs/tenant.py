@@ -112,6 +112,9 @@ class RolloutSpec(Spec):
     """Versions by which a trajectory may be older than the trainer's; older ones are dropped."""
     episodes_per_iteration: int = Field(default=8, ge=1)
     """Trajectories (whole episodes) that one update learns from."""
+    ship_features: Literal["auto", "always", "never"] = "auto"
+    """Whether trajectories bring their prefix features to the trainer, in place of frames: ``auto`` where that takes
+    less time than encoding again, by measured rates."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "RolloutSpec":

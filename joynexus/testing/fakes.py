@@ -21,7 +21,7 @@ from joynexus.envs.session import Outcome, Session
 from joynexus.errors import SimulatorError
 from joynexus.specs.contract import InterfaceContract
 from joynexus.specs.environment import GymSpec
-from joynexus.types import ActionChunk, Array, PredictRequest, ViewSpec
+from joynexus.types import ActionChunk, Array, PredictRequest, PrefixArrays, ViewSpec
 
 COUNTER = "joynexus.testing.fakes:Counter-v0"
 """Gymnasium id of :class:`CounterEnv`."""
@@ -202,12 +202,24 @@ class FakePolicy:
     """A policy client that answers at once and remembers what it was asked.
 
     Action i of every chunk is ``i`` in all dimensions, so that what was executed can be read off. With ``has_value``
-    the log-probability is -0.5 and the value is the first state dimension.
+    the log-probability is -0.5 and the value is the first state dimension. Features have one position of
+    ``feature_width`` numbers, each the first state dimension; with width 0 it has none to give.
     """
 
-    def __init__(self, *, horizon: int, action_dim: int = 1, version: int = 0, has_value: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        horizon: int,
+        action_dim: int = 1,
+        version: int = 0,
+        has_value: bool = False,
+        feature_width: int = 0,
+        prefix_seconds: float = 0.0,
+    ) -> None:
         self.requests: list[PredictRequest] = []
         self.version = version
+        self.feature_width = feature_width
+        self._prefix_seconds = prefix_seconds
         self._horizon = horizon
         self._action_dim = action_dim
         self._has_value = has_value
@@ -224,4 +236,12 @@ class FakePolicy:
             log_prob=np.full(rows, -0.5, dtype=np.float32) if self._has_value else None,
             value=request.observation.state[:, 0].astype(np.float32) if self._has_value else None,
             trace={"raw": actions[:, 0]} if self._has_value else {},
+            features=self._features(request) if request.with_features and self.feature_width else None,
+            prefix_seconds=self._prefix_seconds,
         )
+
+    def _features(self, request: PredictRequest) -> PrefixArrays:
+        first = request.observation.state[:, 0].astype(np.float32)
+        hidden = np.broadcast_to(first[:, None, None], (len(first), 1, self.feature_width)).copy()
+        pad = np.zeros((len(first), 1), dtype=np.bool_)
+        return PrefixArrays(arrays={"hidden": hidden, "pad": pad}, dtype="float32", signature="fake")
