@@ -125,6 +125,20 @@ class PrefixArrays:
         arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in first.arrays}
         return PrefixArrays(arrays=arrays, dtype=first.dtype, signature=first.signature)
 
+    def zeros(self, rows: int) -> "PrefixArrays":
+        """Return rows of the same kind that hold nothing but zeros."""
+        arrays = {name: np.zeros((rows, *each.shape[1:]), dtype=each.dtype) for name, each in self.arrays.items()}
+        return PrefixArrays(arrays=arrays, dtype=self.dtype, signature=self.signature)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no number is NaN or infinite."""
+        exponent = np.uint16(0x7F80)  # of bfloat16: all ones in what is not finite
+        numbers = [each for name, each in self.arrays.items() if name != "pad"]
+        if self.dtype == "bfloat16":
+            return not any(((each & exponent) == exponent).any() for each in numbers)
+        return all(bool(np.isfinite(each).all()) for each in numbers)
+
     @property
     def kind(self) -> tuple[object, ...]:
         """Signature, dtype, and the names, types and shapes of one row's arrays: only equal kinds can be stacked."""

@@ -26,6 +26,7 @@ def result_metrics(result: TrainingResult) -> dict[str, float]:
         "training/group_samples": float(result.group_samples),
         "training/encoded": float(result.encoded),
         "training/reused": float(result.reused),
+        "training/carried": float(result.carried),
         "training/device_seconds": result.device_seconds,
     }
 

@@ -221,12 +221,14 @@ class PpoLearner(Learner):
 
     def _describe(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Return what the episodes of an update tell of the policy that acted."""
-        count = len(trajectories)
+        count, decisions = len(trajectories), sum(len(each) for each in trajectories)
         return {
             "return_mean": sum(float(each.rewards.sum()) for each in trajectories) / count,
             "success_once": sum(each.success_once for each in trajectories) / count,
             "success_at_end": sum(each.success_at_end for each in trajectories) / count,
             "episode_steps": sum(int(each.num_steps.sum()) for each in trajectories) / count,
             "staleness": sum(self.version - each.policy_version for each in trajectories) / count,
+            "features_shipped": sum(len(each) for each in trajectories if each.features is not None) / decisions,
+            "decision_bytes": sum(each.nbytes for each in trajectories) / decisions,
             "iteration": float(self._iteration),
         }
