@@ -9,7 +9,10 @@ only decides the order until the cost is known: whoever charges it settles the d
 (:meth:`joynexus.scheduling.fairness.FairShare.settle`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from joynexus.scheduling.fairness import FairShare
 
 PRIOR_TOKEN_S = 1e-5
 """Seconds per token of a prefix before any was measured; any value does, since the first measurement replaces it."""
@@ -21,21 +24,30 @@ _NEWEST = 0.3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What one call turned out to cost."""
+    """What calls of one tenant turned out to cost."""
 
-    rows: int
+    rows: int = 0
     """That counted."""
-    encoded: int
+    encoded: int = 0
     """Of these, rows that the backbone ran over for this tenant."""
-    prefix_s: float
-    """Seconds of encoding and looking up."""
-    head_s: float
-    """Seconds of everything that is the tenant's own."""
+    prefix_s: float = 0.0
+    """Seconds of the backbone."""
+    head_s: float = 0.0
+    """Seconds of all else: it is the tenant's own."""
 
     @property
     def seconds(self) -> float:
         """All of it."""
         return self.prefix_s + self.head_s
+
+    def since(self, earlier: "Measured") -> "Measured":
+        """Return what came to a sum after an earlier reading of it."""
+        return Measured(
+            rows=self.rows - earlier.rows,
+            encoded=self.encoded - earlier.encoded,
+            prefix_s=self.prefix_s - earlier.prefix_s,
+            head_s=self.head_s - earlier.head_s,
+        )
 
 
 @dataclass(slots=True)
@@ -118,6 +130,65 @@ class CostModel:
     def _head(self, rates: _Rates) -> float:
         known = (rates.head_s, rates.prior_head_s, self._head_s, PRIOR_HEAD_S)
         return next(each for each in known if each is not None)
+
+
+class Settlement:
+    """Charges tenants what they are estimated to cost, and settles it with what an engine has measured."""
+
+    def __init__(self, fair: FairShare, costs: CostModel, spent: Callable[[str], Measured]) -> None:
+        """Start with nothing open.
+
+        Args:
+            fair: Whose virtual times are corrected.
+            costs: Learns from what was measured.
+            spent: A tenant's sums since the engine was built. On a GPU they may lag behind; what comes late is
+                settled the next time.
+        """
+        self._fair = fair
+        self._costs = costs
+        self._spent = spent
+        self._open: dict[str, float] = {}
+        """Charged, and not yet measured."""
+        self._seen: dict[str, Measured] = {}
+
+    def charged(self, tenant: str, cost: float) -> None:
+        """Note that a tenant was charged an estimate."""
+        if tenant not in self._seen:
+            self._seen[tenant] = self._spent(tenant)
+        self._open[tenant] = self._open.get(tenant, 0.0) + cost
+
+    def forget(self, tenant: str) -> None:
+        """Drop a tenant; unknown ones are ignored."""
+        self._open.pop(tenant, None)
+        self._seen.pop(tenant, None)
+
+    def settle(self) -> Measured:
+        """Correct what was charged since the last time, as far as it was measured.
+
+        Returns:
+            What was measured, of all tenants together.
+        """
+        total = Measured()
+        for tenant, charged in list(self._open.items()):
+            now = self._spent(tenant)
+            latest = now.since(self._seen[tenant])
+            if latest.seconds <= 0.0:
+                continue  # the device has not come to it
+            self._seen[tenant] = now
+            del self._open[tenant]
+            self._fair.settle(tenant, latest.seconds - charged)
+            self._costs.measured(tenant, latest)
+            total = _sum(total, latest)
+        return total
+
+
+def _sum(one: Measured, other: Measured) -> Measured:
+    return Measured(
+        rows=one.rows + other.rows,
+        encoded=one.encoded + other.encoded,
+        prefix_s=one.prefix_s + other.prefix_s,
+        head_s=one.head_s + other.head_s,
+    )
 
 
 def _mean(known: float | None, latest: float) -> float:
