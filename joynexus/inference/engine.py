@@ -14,9 +14,8 @@ shared step fails, it is taken again for each request alone.
 
 import logging
 import threading
-from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,7 +28,10 @@ from joynexus.models.backbone import Backbone, load_backbone
 from joynexus.models.policy import encode, prefix_keys, prepare_prefix
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
 from joynexus.models.prefix_store import PrefixStore
-from joynexus.observability.engine_usage import EngineLedger, EngineUsage, device_clock
+from joynexus.observability.device_clock import DeviceClock, device_cores, device_marks
+from joynexus.observability.engine_usage import EngineLedger, EngineUsage, RowCount
+from joynexus.observability.group_log import GroupColumns
+from joynexus.observability.idle_clock import IdleClock
 from joynexus.specs.backbone import BackboneSpec
 from joynexus.specs.service import InferenceSpec
 from joynexus.types import ActionChunk, PolicySnapshot, PredictRequest
@@ -46,20 +48,13 @@ class _Part:
     prefix: PrefixBatch
     keys: list[bytes]
     features: PrefixFeatures | None = None
+    encoded: int = 0
+    """Rows that the backbone ran over because of this request."""
     answer: ActionChunk | JoyNexusError | None = None
 
     @property
     def rows(self) -> int:
         return len(self.keys)
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What a group cost, and whom."""
-
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
-    encoded: int = 0
-    reused: int = 0
 
 
 class InferenceEngine:
@@ -76,8 +71,8 @@ class InferenceEngine:
         self._backbone = backbone
         self._policies = PolicyTable(backbone, backbone_name)
         self._store = PrefixStore(spec.prefix_store)
-        self._ledger = EngineLedger()
-        self._clock = device_clock(backbone.device)
+        self._ledger = EngineLedger(num_cores=device_cores(backbone.device))
+        self._clock = DeviceClock(self._ledger, device_marks(backbone.device))
         self._predicting = threading.Lock()  # the store and the clock are for one thread at a time
 
     @staticmethod
@@ -120,7 +115,17 @@ class InferenceEngine:
 
     def usage(self) -> EngineUsage:
         """Return what was done so far, and for whom."""
+        self._clock.settle()
         return self._ledger.usage()
+
+    def groups_since(self, ordinal: int = 0) -> GroupColumns:
+        """Return the groups from one on; there may be fewer than were run, evenly thinned out."""
+        return self._ledger.groups.since(ordinal)
+
+    @property
+    def idle(self) -> IdleClock:
+        """For the loop that drives the engine: to say why it does not."""
+        return self._ledger.idle
 
     def predict(self, requests: Sequence[PredictRequest]) -> list[ActionChunk | JoyNexusError]:
         """Act for a group of requests, best of one schema signature.
@@ -131,26 +136,17 @@ class InferenceEngine:
         Returns:
             One answer per request, in order: its chunk, or the error that this request alone has caused.
         """
-        with self._predicting, torch.no_grad():
-            began = self._clock()
+        with self._predicting, torch.no_grad(), self._ledger.idle.working(), self._clock.step():
             prepared = [self._prepare(request) for request in requests]
             parts = [each for each in prepared if isinstance(each, _Part)]
-            tally = _Tally()
+            self._clock.takes_part(part.served.tenant for part in parts)  # they bear what nobody caused alone
             for group in _groups(parts, [part.served.parts.signature for part in parts]):
-                self._encode(group, tally)
+                self._encode(group)
             encoded = [part for part in parts if part.answer is None]
             for group in _groups(encoded, [(part.served, part.request.deterministic) for part in encoded]):
-                self._act(group, tally)
-            for part in parts:
-                tally.seconds[part.served.tenant] += 0.0  # whoever took part bears a share of what nobody caused
-            self._ledger.charge(tally.seconds, self._clock() - began)
+                self._act(group)
             if encoded:
-                self._ledger.record_group(
-                    tenants=len({part.served.tenant for part in encoded}),
-                    samples=sum(part.rows for part in encoded),
-                    encoded=tally.encoded,
-                    reused=tally.reused,
-                )
+                self._ledger.record_group(_row_counts(encoded))
         return [_answer(each) if isinstance(each, _Part) else each for each in prepared]
 
     def _prepare(self, request: PredictRequest) -> _Part | JoyNexusError:
@@ -167,9 +163,16 @@ class InferenceEngine:
             return _tenant_failed(request, error)
         return _Part(request=request, served=served, prefix=prefix, keys=keys)
 
-    def _encode(self, group: list[_Part], tally: _Tally) -> None:
-        """Get the features of rows of one signature."""
-        began = self._clock()
+    def _encode(self, group: list[_Part]) -> None:
+        """Get the features of rows of one signature; the time goes to those who caused rows to be encoded."""
+        with self._clock.shared("prefix") as span:
+            self._encode_together(group)
+            span.split = {tenant: each.encoded for tenant, each in _row_counts(group).items()}
+            if not any(span.split.values()):  # all were found: the time is that of the look-up
+                span.kind = "copy"
+                span.split = {tenant: each.samples for tenant, each in _row_counts(group).items()}
+
+    def _encode_together(self, group: list[_Part]) -> None:
         keys = [key for part in group for key in part.keys]
         try:
             features, count = encode(self._backbone, self._store, _join(group), keys, group[0].served.parts.signature)
@@ -177,24 +180,25 @@ class InferenceEngine:
             if len(group) > 1:
                 log.warning("a forward of %d requests failed (%r): each is tried alone", len(group), error)
                 for part in group:
-                    self._encode([part], tally)
+                    with self._clock.span(part.served.tenant, "prefix"):
+                        self._encode_together([part])
                 return
             log.exception("tenant %s: the backbone failed on a request", group[0].served.tenant)
             group[0].answer = _backbone_failed(group[0].request, error)
             return
-        seconds = self._clock() - began
-        tally.encoded += count.num_encoded
-        tally.reused += count.num_reused
         start = 0
         for part in group:
             stop = start + part.rows
             part.features = features.slice(start, stop)
-            tally.seconds[part.served.tenant] += seconds * sum(count.encoded[start:stop]) / max(count.num_encoded, 1)
+            part.encoded = sum(count.encoded[start:stop])
             start = stop
 
-    def _act(self, group: list[_Part], tally: _Tally) -> None:
+    def _act(self, group: list[_Part]) -> None:
         """Run the module of one policy version over all its rows."""
-        began = self._clock()
+        with self._clock.span(group[0].served.tenant, "head_forward"):
+            self._act_together(group)
+
+    def _act_together(self, group: list[_Part]) -> None:
         served = group[0].served
         try:
             decision = self._decide(group)
@@ -202,7 +206,7 @@ class InferenceEngine:
             if len(group) > 1:
                 log.warning("tenant %s: %d requests failed (%r): each is tried alone", served.tenant, len(group), error)
                 for part in group:
-                    self._act([part], tally)
+                    self._act_together([part])
                 return
             log.exception("tenant %s, version %d: the module failed", served.tenant, served.version)
             group[0].answer = _tenant_failed(group[0].request, error)
@@ -211,7 +215,6 @@ class InferenceEngine:
         for part in group:
             part.answer = to_chunk(decision, served, start, start + part.rows)
             start += part.rows
-        tally.seconds[served.tenant] += self._clock() - began
 
     def _decide(self, group: list[_Part]) -> Decision:
         state = np.concatenate([part.request.observation.state for part in group])
@@ -222,6 +225,15 @@ class InferenceEngine:
             [seed for part in group for seed in part.request.seeds],
             deterministic=group[0].request.deterministic,
         )
+
+
+def _row_counts(parts: Sequence[_Part]) -> dict[str, RowCount]:
+    """Sum up by tenant what requests asked for, and where the features came from."""
+    counts: dict[str, RowCount] = {}
+    for part in parts:
+        own = RowCount(samples=part.rows, encoded=part.encoded, reused=part.rows - part.encoded)
+        counts[part.served.tenant] = counts.get(part.served.tenant, RowCount()) + own
+    return counts
 
 
 def _groups(parts: Sequence[_Part], keys: Sequence[Hashable]) -> list[list[_Part]]:

@@ -1,113 +1,130 @@
 """What one engine did, and for whom: device-seconds, prefixes, groups. Counted since the engine was built."""
 
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
-import torch
+from joynexus.observability.group_log import GroupLog
+from joynexus.observability.idle_clock import IdleClock
 
-MAX_GROUPS = 2048
-"""Groups that are kept for the plot; beyond it every second one is left out, and so on."""
+Kind = Literal["prefix", "head_forward", "backward", "optimizer", "copy", "other"]
+KINDS: tuple[Kind, ...] = ("prefix", "head_forward", "backward", "optimizer", "copy", "other")
+"""The backbone's forward; a module's loss or act; its gradient; its update; rows checked, named and brought to the
+device, and features taken from a store; all else."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRecord:
-    """One group that went through the backbone together."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowCount:
+    """Rows of one tenant, and where their prefix features came from."""
 
-    time_s: float
-    """Unix time at its end."""
-    tenants: int
-    samples: int
+    samples: int = 0
+    """Rows that were trained on, or acted for."""
+    encoded: int = 0
+    """Prefixes that went through the backbone because of this tenant."""
+    reused: int = 0
+    """Prefixes that were in the store, or that another row of the group had encoded."""
+    carried: int = 0
+    """Prefixes whose features came with the rows, or were resident with the tenant's data."""
+
+    def prefixes(self) -> dict[str, int]:
+        """Return where features came from, by name."""
+        return {"encoded": self.encoded, "reused": self.reused, "carried": self.carried}
+
+    def __add__(self, other: "RowCount") -> "RowCount":
+        return RowCount(
+            samples=self.samples + other.samples,
+            encoded=self.encoded + other.encoded,
+            reused=self.reused + other.reused,
+            carried=self.carried + other.carried,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineUsage:
-    """The counts at one moment; tenants that left are still in them."""
+    """The counts at one moment; tenants that left are still in them. Sums only: groups are asked for apart."""
 
     device_seconds: Mapping[str, float]
     """Charged to each tenant. They sum to ``busy_seconds``."""
+    by_kind: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    """The same by tenant and kind: see ``KINDS``. A tenant's kinds sum to its device-seconds."""
     busy_seconds: float
+    """CUDA events on a GPU; on a CPU the CPU time of the engine's threads."""
+    idle: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Wall seconds in which the loop that drives the engine gave it nothing, by reason."""
+    wall_seconds: float = 0.0
+    """For so long that loop was watched: idle and working."""
+    capacity_seconds: float = 0.0
+    """``wall_seconds`` times the device's cores (a GPU is one): busy seconds can't be more."""
+    samples: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Rows of each tenant that were trained on, or acted for."""
+    prefixes: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    """By tenant: how many were ``encoded``, ``reused`` and ``carried``; see :class:`RowCount`."""
     encoded: int
     """Prefixes that went through the backbone."""
     reused: int
     """Prefixes that did not have to."""
+    carried: int = 0
+    """Prefixes whose features came with their rows."""
     num_groups: int
     mean_tenants: float
     """Tenants of a group."""
     mean_samples: float
     """Samples of a group."""
-    groups: tuple[GroupRecord, ...]
-    """From the first to the newest; evenly thinned out where there were more than can be kept."""
-
-
-def device_clock(device: torch.device) -> Callable[[], float]:
-    """Return a clock that tells how long a device has been busy.
-
-    Args:
-        device: Of the backbone.
-
-    Returns:
-        On a CPU the time of the calling thread, which other threads and processes can't inflate; elsewhere wall time
-        at a point where the device has done all that it was given.
-    """
-    if device.type == "cpu":
-        return time.thread_time
-
-    def synchronised() -> float:
-        torch.accelerator.synchronize(device)
-        return time.perf_counter()
-
-    return synchronised
 
 
 class EngineLedger:
     """Sums up what an engine's groups cost. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._seconds: dict[str, float] = {}
-        self._busy = 0.0
-        self._sums: Counter[str] = Counter()
-        self._groups: list[GroupRecord] = []
-        self._stride = 1
-
-    def charge(self, seconds: Mapping[str, float], busy: float) -> None:
-        """Book a group's time; what no tenant caused alone is split evenly among them.
+    def __init__(self, *, num_cores: int = 1) -> None:
+        """Start at nothing.
 
         Args:
-            seconds: Caused by each tenant of the group; without one nothing is booked.
-            busy: Of the whole group.
+            num_cores: How many seconds of the device fit into one second of the wall clock.
         """
-        rest = max(busy - sum(seconds.values()), 0.0) / max(len(seconds), 1)
-        with self._lock:
-            for tenant, own in seconds.items():
-                self._seconds[tenant] = self._seconds.get(tenant, 0.0) + own + rest
-                self._busy += own + rest
+        self._lock = threading.Lock()
+        self._num_cores = num_cores
+        self._seconds: dict[str, dict[str, float]] = {}
+        self._rows: dict[str, RowCount] = {}
+        self._tenants = 0
+        self.groups = GroupLog()
+        self.idle = IdleClock()
 
-    def record_group(self, *, tenants: int, samples: int, encoded: int, reused: int) -> None:
-        """Book a group's size."""
+    def charge(self, tenant: str, kind: Kind, seconds: float) -> None:
+        """Book device time of a tenant."""
         with self._lock:
-            sums = self._sums
-            if sums["groups"] % self._stride == 0:
-                self._groups.append(GroupRecord(time_s=time.time(), tenants=tenants, samples=samples))
-            if len(self._groups) > MAX_GROUPS:
-                self._groups, self._stride = self._groups[::2], 2 * self._stride
-            sums.update(encoded=encoded, reused=reused, groups=1, tenants=tenants, samples=samples)
+            kinds = self._seconds.setdefault(tenant, {})
+            kinds[kind] = kinds.get(kind, 0.0) + seconds
+
+    def record_group(self, rows: Mapping[str, RowCount]) -> None:
+        """Book a group: its tenants' rows, and where their features came from."""
+        with self._lock:
+            for tenant, count in rows.items():
+                self._rows[tenant] = self._rows.get(tenant, RowCount()) + count
+            self._tenants += len(rows)
+            self.groups.append(tenants=len(rows), samples=sum(each.samples for each in rows.values()))
 
     def usage(self) -> EngineUsage:
         """Return the counts so far."""
+        times = self.idle.times()
         with self._lock:
-            sums = self._sums
-            groups = max(sums["groups"], 1)
+            by_kind = {tenant: dict(kinds) for tenant, kinds in self._seconds.items()}
+            seconds = {tenant: sum(kinds.values()) for tenant, kinds in by_kind.items()}
+            total = sum(self._rows.values(), RowCount())
+            groups = self.groups.next_ordinal
             return EngineUsage(
-                device_seconds=dict(self._seconds),
-                busy_seconds=self._busy,
-                encoded=sums["encoded"],
-                reused=sums["reused"],
-                num_groups=sums["groups"],
-                mean_tenants=sums["tenants"] / groups,
-                mean_samples=sums["samples"] / groups,
-                groups=tuple(self._groups),
+                device_seconds=seconds,
+                by_kind=by_kind,
+                busy_seconds=sum(seconds.values()),
+                idle=dict(times.idle),
+                wall_seconds=times.wall_seconds,
+                capacity_seconds=times.wall_seconds * self._num_cores,
+                samples={tenant: each.samples for tenant, each in self._rows.items()},
+                prefixes={tenant: each.prefixes() for tenant, each in self._rows.items()},
+                encoded=total.encoded,
+                reused=total.reused,
+                carried=total.carried,
+                num_groups=groups,
+                mean_tenants=self._tenants / max(groups, 1),
+                mean_samples=total.samples / max(groups, 1),
             )

@@ -24,7 +24,10 @@ from joynexus.errors import AdmissionError, TenantExistsError, TenantNotFoundErr
 from joynexus.models.backbone import Backbone, load_backbone
 from joynexus.models.policy import build_policy
 from joynexus.models.prefix_store import PrefixStore
+from joynexus.observability.device_clock import device_cores
 from joynexus.observability.engine_usage import EngineLedger, EngineUsage
+from joynexus.observability.group_log import GroupColumns
+from joynexus.observability.idle_clock import IdleClock
 from joynexus.scheduling.fairness import FairShare
 from joynexus.specs.backbone import BackboneSpec
 from joynexus.specs.service import TrainingSpec
@@ -59,7 +62,7 @@ class TrainingEngine:
         self._backbone_name = backbone_name
         self._spec = spec
         self._capacity = Capacity(backbone, spec)
-        self._ledger = EngineLedger()
+        self._ledger = EngineLedger(num_cores=device_cores(backbone.device))
         self._runner = GroupRunner(backbone, PrefixStore(spec.prefix_store), self._ledger)
         self._lock = threading.Lock()
         self._stepping = threading.Lock()
@@ -290,7 +293,17 @@ class TrainingEngine:
 
     def usage(self) -> EngineUsage:
         """Tell what was done so far, and for whom."""
+        self._runner.settle()
         return self._ledger.usage()
+
+    def groups_since(self, ordinal: int = 0) -> GroupColumns:
+        """Return the groups from one on; there may be fewer than were run, evenly thinned out."""
+        return self._ledger.groups.since(ordinal)
+
+    @property
+    def idle(self) -> IdleClock:
+        """For the loop that drives the engine: to say why it does not."""
+        return self._ledger.idle
 
     def checksum(self) -> str:
         """Hash of the backbone's weights: it never changes."""

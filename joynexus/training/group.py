@@ -7,7 +7,8 @@ tensors, so that the numbers it computes are those that it would compute alone.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +19,7 @@ from joynexus.models.backbone import Backbone
 from joynexus.models.policy import encode, prefix_keys, prepare_prefix
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
 from joynexus.models.prefix_store import PrefixStore
+from joynexus.observability.engine_usage import Kind
 from joynexus.training.call_queue import QueuedCall
 from joynexus.training.losses import LossInputs, LossRows, find_loss
 from joynexus.training.optimizer import gradient_norm
@@ -43,16 +45,21 @@ class Member:
     features: PrefixFeatures | None = None
     encoded: int = 0
     reused: int = 0
-    seconds: float = 0.0
-    """Device time that this tenant caused."""
-    part_began: float = 0.0
-    """Device time at which the work began that is being timed."""
+    carried: int = 0
+    """Rows whose features came with the call."""
+    began_at: float = 0.0
+    """What its tenant had spent in this step before this call."""
     error: JoyNexusError | None = None
     """Why it takes no further part."""
 
     @property
     def num_rows(self) -> int:
-        """Rows that need features."""
+        """Rows that count."""
+        return 0 if self.batch is None else len(self.batch)
+
+    @property
+    def num_looked_up(self) -> int:
+        """Rows whose features the store or the backbone has to give."""
         return 0 if self.prefix is None else len(self.prefix)
 
 
@@ -121,11 +128,12 @@ def _encode(members: Sequence[Member], backbone: Backbone, store: PrefixStore) -
         start = stop
 
 
-def forward_backward(member: Member) -> Computed:
+def forward_backward(member: Member, span: Callable[[Kind], AbstractContextManager[object]] = nullcontext) -> Computed:
     """Compute a tenant's loss and gradient, without changing anything of it.
 
     Args:
         member: Prepared, with features.
+        span: Entered around the loss and around the gradient, to time them apart.
 
     Returns:
         The gradient of the sum over rows; without rows, none.
@@ -141,13 +149,14 @@ def forward_backward(member: Member) -> Computed:
     loss = member.queued.call.loss
     assert loss is not None
     function, parameters = find_loss(loss)
-    with torch.enable_grad():
+    with span("head_forward"), torch.enable_grad():
         rows = function.compute(state.parts.module, _inputs(state, batch, features, generator), parameters)
         total = rows.loss.sum()
     if rows.loss.shape != (len(batch),):
         raise TenantFailedError(f"loss {loss.name!r}: gave {list(rows.loss.shape)}, need one number for each row.")
     _check_loss(rows.loss, batch)
-    gradients = torch.autograd.grad(total, list(state.parameters.values()), allow_unused=True)
+    with span("backward"):
+        gradients = torch.autograd.grad(total, list(state.parameters.values()), allow_unused=True)
     gradient = _reached(state.parameters, gradients)
     norm = gradient_norm(gradient)
     if not norm < float("inf"):

@@ -4,13 +4,14 @@ A call takes effect under its slot's lock together with its answer, so that a ch
 future is set after that, outside the lock and before the next tenant's part begins.
 """
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from joynexus.errors import JoyNexusError
 from joynexus.models.backbone import Backbone
 from joynexus.models.prefix_store import PrefixStore
-from joynexus.observability.engine_usage import EngineLedger, device_clock
+from joynexus.observability.device_clock import DeviceClock, device_marks
+from joynexus.observability.engine_usage import EngineLedger, Kind, RowCount
 from joynexus.training.group import Computed, Member, encode_group, forward_backward, prepare, tenant_error
 from joynexus.training.slot import TrainingSlot
 from joynexus.types import TrainingResult
@@ -26,8 +27,7 @@ class GroupRunner:
         self._backbone = backbone
         self._store = store
         self._ledger = ledger
-        self._clock = device_clock(backbone.device)
-        self._seconds: dict[str, float] = {}
+        self._clock = DeviceClock(ledger, device_marks(backbone.device))
         self._group_id = 0
         self._group_tenants = 0
         self._group_samples = 0
@@ -35,12 +35,12 @@ class GroupRunner:
     @contextmanager
     def charging(self) -> Generator[None]:
         """Charge everything that is done inside to the tenants that it is done for."""
-        self._seconds = {}
-        begin = self._clock()
-        try:
+        with self._ledger.idle.working(), self._clock.step():
             yield
-        finally:
-            self._ledger.charge(self._seconds, self._clock() - begin)
+
+    def settle(self) -> None:
+        """Book what the device has come to meanwhile. Any thread may call this."""
+        self._clock.settle()
 
     def optimizer_calls(self, slots: Sequence[TrainingSlot]) -> int:
         """Apply the optimizer-only calls at the heads of the queues: they need no forward and wait for nobody.
@@ -53,7 +53,8 @@ class GroupRunner:
             while (queued := slot.head()) is not None and queued.call.batch is None:
                 self._group_id += 1  # its own: equal ids mean a shared forward
                 self._group_tenants, self._group_samples = 1, 0
-                answered += self._part(Member(slot=slot, queued=queued, state=slot.state))
+                began = self._clock.spent(slot.tenant)
+                answered += self._part(Member(slot=slot, queued=queued, state=slot.state, began_at=began))
         return answered
 
     def group(self, members: Sequence[Member]) -> int:
@@ -66,17 +67,13 @@ class GroupRunner:
             return 0
         self._group_id += 1
         for member in members:
-            with self._timed(member):
+            member.began_at = self._clock.spent(member.slot.tenant)
+            with self._clock.span(member.slot.tenant, "copy"):
                 prepare(member, self._backbone)
         self._encode(members)
         self._group_tenants = len(members)
         self._group_samples = sum(member.queued.num_rows for member in members)
-        self._ledger.record_group(
-            tenants=self._group_tenants,
-            samples=self._group_samples,
-            encoded=sum(member.encoded for member in members),
-            reused=sum(member.reused for member in members),
-        )
+        self._ledger.record_group({member.slot.tenant: _rows(member) for member in members})
         # The cheapest part first: a short call's future must not wait for a long one beside it.
         ordered = sorted(members, key=lambda member: member.slot.expected_seconds(member.num_rows))
         return sum(self._part(member) for member in ordered)
@@ -97,27 +94,27 @@ class GroupRunner:
 
     def _encode(self, members: Sequence[Member]) -> None:
         """Encode the group together, and split the time by the rows that each tenant caused to be encoded."""
-        begin = self._clock()
-        encode_group(members, self._backbone, self._store)
-        for member in members:
-            self._remember(member)
-        spent = self._clock() - begin
-        shares = [member.encoded for member in members]
-        if not any(shares):  # all were found: the time is that of the look-up
-            shares = [member.num_rows for member in members]
-        for member, share in zip(members, shares, strict=True):
-            self._charge(member, spent * share / max(sum(shares), 1))
+        with self._clock.shared("prefix") as span:
+            encode_group(members, self._backbone, self._store)
+            for member in members:
+                self._remember(member)
+            span.split = {member.slot.tenant: member.encoded for member in members}
+            if not any(span.split.values()):  # all were found: the time is that of the look-up
+                span.kind = "copy"
+                span.split = {member.slot.tenant: member.num_looked_up for member in members}
 
     def _part(self, member: Member) -> bool:
         """Compute one tenant's part, let it take effect, and answer it; False if the slot was closed or loaded."""
-        slot = member.slot
-        with self._timed(member):
-            computed = member.error or _compute(member)
+        slot, tenant = member.slot, member.slot.tenant
+        with self._clock.span(tenant, "other"):
+            part_began = self._clock.spent(tenant)
+            computed = member.error or _compute(member, lambda kind: self._clock.span(tenant, kind))
             with slot.lock:
                 if slot.is_closed or slot.state is not member.state:
                     return False
-                metrics = _take_effect(member, computed)
-                outcome = metrics if isinstance(metrics, Exception) else self._result(member, metrics)
+                with self._clock.span(tenant, "backward" if member.queued.call.optimizer is None else "optimizer"):
+                    metrics = _take_effect(member, computed)
+                outcome = metrics if isinstance(metrics, Exception) else self._result(member, metrics, part_began)
                 slot.calls.answer(member.queued, outcome)
         if isinstance(outcome, Exception):
             member.queued.future.set_exception(outcome)
@@ -125,10 +122,10 @@ class GroupRunner:
             member.queued.future.set_result(outcome)
         return True
 
-    def _result(self, member: Member, metrics: Mapping[str, float]) -> TrainingResult:
-        own = self._clock() - member.part_began
+    def _result(self, member: Member, metrics: Mapping[str, float], part_began: float) -> TrainingResult:
+        spent = self._clock.spent(member.slot.tenant)
         if member.num_rows:
-            member.slot.measured(own, member.num_rows)
+            member.slot.measured(spent - part_began, member.num_rows)
         return TrainingResult(
             tenant=member.slot.tenant,
             sequence=member.queued.call.sequence,
@@ -139,29 +136,23 @@ class GroupRunner:
             group_samples=self._group_samples,
             encoded=member.encoded,
             reused=member.reused,
-            device_seconds=member.seconds + own,
+            carried=member.carried,
+            device_seconds=spent - member.began_at,
         )
 
-    @contextmanager
-    def _timed(self, member: Member) -> Generator[None]:
-        member.part_began = self._clock()
-        try:
-            yield
-        finally:
-            self._charge(member, self._clock() - member.part_began)
 
-    def _charge(self, member: Member, seconds: float) -> None:
-        member.seconds += seconds
-        tenant = member.slot.tenant
-        self._seconds[tenant] = self._seconds.get(tenant, 0.0) + seconds
+def _rows(member: Member) -> RowCount:
+    return RowCount(
+        samples=member.queued.num_rows, encoded=member.encoded, reused=member.reused, carried=member.carried
+    )
 
 
-def _compute(member: Member) -> Computed | JoyNexusError | None:
+def _compute(member: Member, span: Callable[[Kind], AbstractContextManager[object]]) -> Computed | JoyNexusError | None:
     """Compute a call's gradient; None where it has no batch."""
     if member.queued.call.batch is None:
         return None
     try:
-        return forward_backward(member)
+        return forward_backward(member, span)
     except Exception as error:  # noqa: BLE001  # the tenant's boundary
         return tenant_error(member.slot, error)
     finally:

@@ -1,6 +1,5 @@
 """Who is charged for what, and what the groups were."""
 
-import itertools
 import time
 
 import pytest
@@ -8,8 +7,6 @@ import torch
 from training_world import batch, engine, forward_call, policy, run, step_call, train_call
 
 from joynexus.models.action_module import ActionModule
-from joynexus.observability import engine_usage as usage
-from joynexus.observability.engine_usage import EngineLedger
 from joynexus.specs.service import TrainingSpec
 from joynexus.testing.tiny import TINY_SMOLVLM
 from joynexus.training.engine import TrainingEngine
@@ -75,8 +72,9 @@ def test_only_group_steps_with_batches_are_counted() -> None:
     run(trainer, train_call("a", 2, batch(1, 3)))
     found = trainer.usage()
     assert (found.num_groups, found.mean_tenants, found.mean_samples) == (2, 1.5, 3.0)
-    assert [(group.tenants, group.samples) for group in found.groups] == [(2, 5), (1, 1)]
-    assert found.groups[0].time_s <= found.groups[1].time_s <= time.time()
+    groups = trainer.groups_since()
+    assert (groups.tenants.tolist(), groups.samples.tolist()) == ([2, 1], [5, 1])
+    assert groups.time_s[0] <= groups.time_s[1] <= time.time()
 
 
 def test_an_idle_step_costs_nobody() -> None:
@@ -85,21 +83,6 @@ def test_an_idle_step_costs_nobody() -> None:
     assert trainer.step() == 0
     assert trainer.usage().busy_seconds == 0.0
     assert trainer.usage().device_seconds == {}
-
-
-def test_the_record_of_groups_is_bounded_and_spans_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage, "MAX_GROUPS", 8)
-    ledger = EngineLedger()
-    for number in range(100):
-        ledger.record_group(tenants=1, samples=number, encoded=0, reused=0)
-    found = ledger.usage()
-    assert found.num_groups == 100
-    assert found.mean_samples == 49.5
-    samples = [group.samples for group in found.groups]
-    assert 4 <= len(samples) <= 8
-    assert samples[0] == 0
-    assert samples[-1] >= 80
-    assert len({later - earlier for earlier, later in itertools.pairwise(samples)}) == 1
 
 
 def test_an_engine_is_loaded_from_specs_with_its_number_of_threads() -> None:

@@ -1,0 +1,194 @@
+"""How long a device works, for whom and at what: spans on a timeline that leaves no second out.
+
+    with clock.step():                        what nobody is named for: split evenly among who took part
+        with clock.shared("prefix") as span:  what a group causes together: split by the weights set in span.split
+        with clock.span(tenant, "backward"):  one tenant's own
+
+Spans may be nested; each moment belongs to the innermost one. On a GPU the marks between them are CUDA events, which
+are recorded and never waited for: a span is booked when its events have come to pass. On a CPU a mark is the CPU time
+of the engine's threads, so that a neighbour that takes the cores is not charged to anybody.
+"""
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from joynexus.observability.cpu_time import EngineCpuTime
+from joynexus.observability.engine_usage import EngineLedger, Kind
+
+
+@runtime_checkable
+class Marks(Protocol):
+    """Makes the marks between spans."""
+
+    def mark(self) -> Any:  # noqa: ANN401  # a number or an event
+        """Mark this moment of the device."""
+        ...
+
+    def seconds(self, begin: Any, end: Any) -> float | None:  # noqa: ANN401
+        """Device seconds between two marks; None while the device has not come to the second one."""
+        ...
+
+
+class CpuMarks:
+    """CPU time of the engine's threads."""
+
+    def __init__(self) -> None:
+        self.mark = EngineCpuTime(torch.get_num_threads, _use_all_threads)
+
+    def seconds(self, begin: float, end: float) -> float | None:
+        """Always known."""
+        return end - begin
+
+
+class EventMarks:
+    """Events on the device's present stream. Recording one takes microseconds and waits for nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> torch.Event:
+        """Record an event."""
+        event = torch.Event(self._device, enable_timing=True)
+        event.record(torch.accelerator.current_stream(self._device))
+        return event
+
+    def seconds(self, begin: torch.Event, end: torch.Event) -> float | None:
+        """Known once the device has passed the second event."""
+        return begin.elapsed_time(end) / 1000 if end.query() else None
+
+
+def device_cores(device: torch.device) -> int:
+    """Return how many seconds of the device fit into one of the wall clock: torch's threads on a CPU, else 1."""
+    return torch.get_num_threads() if device.type == "cpu" else 1
+
+
+def device_marks(device: torch.device) -> Marks:
+    """Return what marks time on a device."""
+    return CpuMarks() if device.type == "cpu" else EventMarks(device)
+
+
+@dataclass(eq=False, slots=True)
+class Span:
+    """A part of a step."""
+
+    kind: Kind
+    split: Mapping[str, float | int]
+    """Who bears it, by weight; without any weight, all who took part in the step do, evenly."""
+
+
+class DeviceClock:
+    """Books an engine's device time into its ledger. One thread uses it; any may call ``settle``."""
+
+    def __init__(self, ledger: EngineLedger, marks: Marks) -> None:
+        """Start outside of any step.
+
+        Args:
+            ledger: Where seconds go.
+            marks: Of the device.
+        """
+        self._ledger = ledger
+        self._marks = marks
+        self._lock = threading.Lock()
+        self._stack: list[Span] = []
+        self._since: Any = None
+        self._rest: list[tuple[Span, Any, Any]] = []
+        """Parts of the present step of which it is not known yet who bears them."""
+        self._pending: deque[tuple[Span, Any, Any]] = deque()
+        """Parts that the device may not have come to, in its order."""
+        self._taking_part: dict[str, None] = {}
+        self._spent: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def step(self) -> Generator[None]:
+        """Watch everything inside. A step in which nobody takes part is not booked."""
+        self._taking_part, self._spent = {}, defaultdict(float)
+        root = Span("other", {})
+        self._enter(root)
+        try:
+            yield
+        finally:
+            self._exit()
+            evenly = dict.fromkeys(self._taking_part, 1.0)
+            parts = [(Span(span.kind, span.split or evenly), begin, end) for span, begin, end in self._rest]
+            with self._lock:
+                self._rest = []
+                self._pending.extend(part for part in parts if part[0].split)
+            self.settle()
+
+    def takes_part(self, tenants: Iterable[str]) -> None:
+        """Name tenants that bear a share of what nobody causes alone."""
+        self._taking_part |= dict.fromkeys(tenants)
+
+    @contextmanager
+    def span(self, tenant: str, kind: Kind) -> Generator[Span]:
+        """Charge what is inside to one tenant, which thereby takes part. Without effect outside a step."""
+        yield from self._inside(Span(kind, {tenant: 1.0}))
+
+    @contextmanager
+    def shared(self, kind: Kind) -> Generator[Span]:
+        """Charge what is inside to several tenants: set ``split``, and if need be ``kind``, before the end."""
+        yield from self._inside(Span(kind, {}))
+
+    def spent(self, tenant: str) -> float:
+        """Device seconds of a tenant in this step, up to now; on a GPU what it has come to so far."""
+        if self._stack:
+            self._cut()
+        self.settle()
+        return self._spent[tenant]
+
+    def settle(self) -> None:
+        """Book the parts that the device is through with."""
+        with self._lock:
+            while self._pending:
+                span, begin, end = self._pending[0]
+                seconds = self._marks.seconds(begin, end)
+                if seconds is None:
+                    return
+                self._pending.popleft()
+                total = sum(span.split.values())
+                for tenant, weight in span.split.items():
+                    share = seconds * weight / total
+                    self._spent[tenant] += share
+                    self._ledger.charge(tenant, span.kind, share)
+
+    def _inside(self, span: Span) -> Generator[Span]:
+        if not self._stack:
+            yield span
+            return
+        self._enter(span)
+        try:
+            yield span
+        finally:
+            self._taking_part |= dict.fromkeys(span.split)
+            self._exit()
+
+    def _enter(self, span: Span) -> None:
+        self._cut()
+        self._stack.append(span)
+
+    def _exit(self) -> None:
+        self._cut()
+        self._stack.pop()
+
+    def _cut(self) -> None:
+        """End the part that runs, and begin the next."""
+        mark = self._marks.mark()
+        if self._stack:
+            span = self._stack[-1]
+            part = (span, self._since, mark)
+            if any(span.split.values()):
+                with self._lock:
+                    self._pending.append(part)
+            else:
+                self._rest.append(part)
+        self._since = mark
+
+
+def _use_all_threads() -> None:
+    torch.zeros(1 << 20).fill_(1.0)
