@@ -1,0 +1,63 @@
+"""How the simulated service is set up, and what its devices did for whom."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from joynexus.specs.service import InferenceSpec, QueueSpec, TrainingSpec
+
+Kind = Literal["prefix", "head", "optimizer", "copy"]
+"""``head`` is loss and backward, or acting; ``copy`` is looking up stored rows and bringing carried ones."""
+
+TRAINING = TrainingSpec(device_bytes=135 << 30, slots=48)
+INFERENCE = InferenceSpec()
+NO_FAULTS = QueueSpec(lease_s=1e6)
+"""The product's queue, with leases that outlast any run: nobody dies here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The operator's choices; defaults are the product's where it has them."""
+
+    gpus: int = 1
+    """Each with a trainer and a replica."""
+    slots: int = 48
+    """Tenants of one GPU at once: 0.1 B parameters with gradients and moments take 1.6 GB of 139."""
+    training: TrainingSpec = TRAINING
+    inference: InferenceSpec = INFERENCE
+    queue: QueueSpec = NO_FAULTS
+    store_bytes: int = 40 << 30
+    """Of one GPU's prefix store."""
+    ships_features: bool = True
+    """Whether RL's features travel from the replica to the trainer."""
+    module_bytes: int = 1_600_000_000
+    """Device memory of one tenant's slot."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Device-seconds and waits of one run."""
+
+    seconds: dict[str, dict[Kind, float]] = field(default_factory=dict[str, dict[Kind, float]])
+    """By tenant, then :data:`Kind`."""
+    predict_waits_s: list[float] = field(default_factory=list[float])
+    """From a request's arrival at the replica to the start of its batch."""
+    group_waits_s: list[float] = field(default_factory=list[float])
+    """From the moment in which a training call could begin to the start of its group."""
+    batches: int = 0
+    batch_rows: int = 0
+    groups: int = 0
+    group_tenants: int = 0
+    encoded: int = 0
+    reused: int = 0
+    carried: int = 0
+    trained_rows: int = 0
+
+    def charge(self, tenant: str, kind: Kind, seconds: float) -> None:
+        """Book device-seconds."""
+        kinds = self.seconds.setdefault(tenant, {})
+        kinds[kind] = kinds.get(kind, 0.0) + seconds
+
+    @property
+    def total_s(self) -> float:
+        """Device-seconds of all tenants."""
+        return sum(sum(kinds.values()) for kinds in self.seconds.values())
