@@ -1,6 +1,6 @@
 """What serving costs on top of the engine: one call, many callers, and a neighbour's publications.
 
-    python -m benchmarks.cluster.serving --json out.json
+python -m benchmarks.cluster.serving --json out.json
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from ray import serve
@@ -64,8 +64,8 @@ def measure(options: Options) -> Measured:
     }
     tables = {"One call": calls, "64 callers of 8 tenants": rates, "Beside publications": [beside]}
     notes = (
-        "Calls of one row, two frames of 128 x 128. Wall time, the sides in turn, ratios of each round and their "
-        "median: on two cores the caller, Serve and the replica share what there is.",
+        "Calls of one row, two frames of 128 x 128; wall time, the sides in turn, the median of the rounds' ratios.",
+        "On two cores the caller, Serve and the replica share what there is.",
         f"The engine alone runs full batches of {BATCH} rows, in the replica's process, while nobody calls.",
     )
     return Measured(headline=headline, tables=tables, notes=notes)
@@ -73,7 +73,8 @@ def measure(options: Options) -> Measured:
 
 def _calls(spec: ServiceSpec, tenants: list[TenantSpec], generator: np.random.Generator, *, blocks: int) -> list[Row]:
     """Call a bare deployment and a replica that does nothing in turn."""
-    bare: Any = serve.run(serve.deployment(Bare).bind(), name="bare", route_prefix=None)
+    deployment: Any = serve.deployment(Bare)
+    bare = cast("Any", serve).run(deployment.bind(), name="bare", route_prefix=None)
     no_op = deploy_replicas(spec, "shared", NoOpReplica, application="no-op")
     request = one_row(tenants[0], generator)
     rows: list[Row] = []
@@ -170,8 +171,8 @@ def _publications(
     }
 
 
-def _publish(tenant: Tenant) -> Callable[[], None]:
-    return lambda: tenant.sync_weights().result(60.0) and None
+def _publish(tenant: Tenant) -> Callable[[], int]:
+    return lambda: tenant.sync_weights().result(60.0)
 
 
 def draw(result: Any, figure: Any) -> None:  # noqa: ANN401  # matplotlib's

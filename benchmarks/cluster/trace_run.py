@@ -1,0 +1,172 @@
+"""Running a trace in one way: all tenants at once on one service, or one after the other, each alone."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import ray
+import safetensors.numpy
+
+import joynexus
+from joynexus.actors import cluster
+from joynexus.actors.records import ENDED
+from joynexus.api import Service
+from joynexus.specs.service import PrefixStoreSpec, ServiceSpec
+from joynexus.specs.tenant import TenantSpec
+from joynexus.types import Array
+
+POLL_S = 0.2
+NO_STORE = PrefixStoreSpec(device_bytes=0, host_bytes=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to run the trace."""
+
+    name: str
+    is_shared: bool
+    """All tenants at once; else each alone."""
+    reuses: bool = True
+    """Whether prefix features are kept, shipped with trajectories and taken in place of frames."""
+    groups: bool = True
+    """Whether samples of several tenants may share a forward."""
+    ships: bool = True
+    """Whether trajectories may bring their features."""
+
+    def service(self, spec: ServiceSpec) -> ServiceSpec:
+        """Return the service that runs it."""
+        training, inference = spec.training, spec.inference
+        if not self.reuses:
+            training = training.model_copy(update={"prefix_store": NO_STORE, "light_epochs": False})
+            inference = inference.model_copy(update={"prefix_store": NO_STORE})
+        if not self.groups:
+            training = training.model_copy(update={"max_group_samples": 1})
+            inference = inference.model_copy(update={"max_batch_size": 1})
+        changes = {"service": self.name, "training": training, "inference": inference}
+        return ServiceSpec.model_validate(spec.model_copy(update=changes).model_dump())
+
+    def tenant(self, spec: TenantSpec) -> TenantSpec:
+        """Return a tenant as it runs in this way."""
+        if self.reuses and self.ships:
+            return spec
+        found = spec.model_dump(mode="json")
+        for workload in found["workloads"]:
+            if workload["type"] == "rl":
+                workload["rollout"]["ship_features"] = "never"
+        return TenantSpec.model_validate(found)
+
+
+SHARED = Way(name="shared", is_shared=True)
+ALONE = Way(name="isolated-with-our-reuse", is_shared=False)
+CONVENTIONAL = Way(name="isolated-conventional", is_shared=False, reuses=False)
+WITHOUT = (
+    Way(name="shared-without-reuse", is_shared=True, reuses=False),
+    Way(name="shared-without-shipping", is_shared=True, ships=False),
+    Way(name="shared-without-groups", is_shared=True, groups=False),
+)
+"""The product with one mechanism switched off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TenantOutcome:
+    """What came of one tenant."""
+
+    name: str
+    wall_s: float
+    """From its submission to its end."""
+    losses: tuple[float, float] | None
+    """First and last of its fine-tuning."""
+    module: Mapping[str, Array]
+    """Its exported parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of one way."""
+
+    way: Way
+    makespan_s: float
+    """From the first submission to the last end."""
+    usage: Mapping[str, Any]
+    """The service's own account of its one backbone: ``training`` and ``inference``."""
+    tenants: Mapping[str, TenantOutcome]
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds for which the engines were busy, all together."""
+        return sum(float(engine["busy_seconds"]) for engine in self.usage.values())
+
+    def busy_of(self, tenant: str) -> float:
+        """Seconds charged to one tenant."""
+        return sum(float(engine["device_seconds"].get(tenant, 0.0)) for engine in self.usage.values())
+
+    @property
+    def encoded(self) -> int:
+        """Prefixes that went through the backbone."""
+        return sum(int(engine["encoded"]) for engine in self.usage.values())
+
+
+def run(way: Way, spec: ServiceSpec, tenants: Sequence[TenantSpec], folder: Path) -> Outcome:
+    """Start a service on the running Ray, run the trace on it, and end it."""
+    wanted = way.service(spec)
+    service = joynexus.start(wanted, root=folder / way.name)
+    try:
+        began = time.monotonic()
+        found: dict[str, TenantOutcome] = {}
+        for batch in [tenants] if way.is_shared else [[each] for each in tenants]:
+            found |= _run_batch(service, [way.tenant(each) for each in batch])
+        makespan = time.monotonic() - began
+        (usage,) = service.usage().values()
+        return Outcome(way=way, makespan_s=makespan, usage=usage, tenants=found)
+    finally:
+        cluster.stop_service(wanted.service)
+
+
+def _run_batch(service: Service, tenants: Sequence[TenantSpec]) -> dict[str, TenantOutcome]:
+    began = {each.tenant: time.monotonic() for each in tenants if service.submit(each)}
+    ended: dict[str, float] = {}
+    statuses: Mapping[str, Mapping[str, Any]] = {}
+    while len(ended) < len(began):
+        time.sleep(POLL_S)
+        statuses = service.status()
+        for name in began:
+            if name not in ended and statuses[name]["status"] in ENDED:
+                ended[name] = time.monotonic()
+    failed = {name: statuses[name]["reason"] for name in began if statuses[name]["status"] != "COMPLETED"}
+    if failed:
+        raise RuntimeError(f"trace: tenants failed: {failed}")
+    return {name: _outcome(name, statuses[name], ended[name] - began[name]) for name in began}
+
+
+def _outcome(name: str, status: Mapping[str, Any], wall_s: float) -> TenantOutcome:
+    results = [each["results"] for each in status["workloads"] if each["type"] == "sft"]
+    losses = (float(results[0]["loss_first"]), float(results[0]["loss_last"])) if results else None
+    module = cast("Any", safetensors.numpy).load_file(Path(status["folder"]) / "export" / "module.safetensors")
+    return TenantOutcome(name=name, wall_s=wall_s, losses=losses, module=module)
+
+
+def largest_difference(one: Mapping[str, Array], other: Mapping[str, Array]) -> float:
+    """Return the largest difference between two modules' parameters; 0 if they are equal bit by bit."""
+    return max(float(np.abs(one[name] - other[name]).max()) for name in one)
+
+
+def jain(values: Sequence[float]) -> float:
+    """Return Jain's fairness index: 1 if all are equal, 1/n if one has everything.
+
+    Reference:
+        Jain, Chiu and Hawe 1984, DEC-TR-301.
+    """
+    return sum(values) ** 2 / (len(values) * sum(each**2 for each in values))
+
+
+def start_ray() -> None:
+    """Start a Ray of this process's own with the two cores that the numbers are for."""
+    cluster.start_local_ray(service="trace", num_cpus=2)
+
+
+def stop_ray() -> None:
+    """End it."""
+    ray.shutdown()
