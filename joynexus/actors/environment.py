@@ -1,6 +1,7 @@
 """The EnvironmentActor: a tenant's simulators, and what is done with them.
 
     rollout thread:  take an episode index -> session <-> replicas -> trajectory, by value -> the tenant's lane
+                     (with prefix features in place of frames, where its timings say that it pays)
     evaluation thread:  given episodes -> session <-> replicas -> one report line per episode, on disk at once
 
 The simulators live in child processes (``joynexus.envs.session``); the actor itself stays responsive. A worker that
@@ -20,6 +21,7 @@ from typing import Any, BinaryIO
 
 from joynexus.actors import names
 from joynexus.actors.clients import QueueClient, ReplicaClient
+from joynexus.actors.timed_lane import TimedLane
 from joynexus.envs.base import ChunkOutcome, EpisodeStart
 from joynexus.envs.session import VectorSession
 from joynexus.errors import JoyNexusError, SimulatorError
@@ -27,6 +29,7 @@ from joynexus.observability.logs import setup_logging, tenant_logger
 from joynexus.rollout.assignment import episode_start
 from joynexus.rollout.collector import Collector, EpisodeCrash
 from joynexus.rollout.video import VideoSink
+from joynexus.scheduling.shipping import FeatureShipping, ShippingMode, max_feature_bytes
 from joynexus.specs.contract import InterfaceContract
 from joynexus.specs.environment import EnvironmentSpec
 from joynexus.specs.service import ServiceSpec
@@ -53,6 +56,7 @@ class EnvironmentActor:
         backbone = self._tenant.policy.backbone
         self._queue = QueueClient(spec.service, backbone)
         self._service = spec.service
+        self._lane_bytes = spec.queue.lane_bytes
         self._incarnation = uuid.uuid4().hex[:8]  # an episode begun anew by a new process is another trajectory
         self._session: VectorSession | None = None
         self._opened: EnvironmentSpec | None = None
@@ -63,10 +67,18 @@ class EnvironmentActor:
         self._done = 0
         self._crashes = 0
         self._finished = False
+        self._shipping: FeatureShipping | None = None
 
     async def ping(self) -> dict[str, Any]:
-        """Tell that the actor lives, how many episodes it has ended, and what stopped it."""
-        return {"episodes": self._done, "crashes": self._crashes, "error": self._error, "finished": self._finished}
+        """Tell that the actor lives, how many episodes it has ended, what stopped it, and whether features travel."""
+        shipping = None if self._shipping is None else self._shipping.report()
+        return {
+            "episodes": self._done,
+            "crashes": self._crashes,
+            "error": self._error,
+            "finished": self._finished,
+            "shipping": shipping,
+        }
 
     async def process_ids(self) -> list[int]:
         """Return the simulators' process ids, for fault tests."""
@@ -158,7 +170,9 @@ class EnvironmentActor:
         self._thread = threading.Thread(target=run, name="worker", daemon=True)
         self._thread.start()
 
-    def _collector(self, session: VectorSession, stop: threading.Event) -> Collector:
+    def _collector(
+        self, session: VectorSession, stop: threading.Event, shipping: FeatureShipping | None = None
+    ) -> Collector:
         policy = self._tenant.policy
         return Collector(
             session,
@@ -167,6 +181,7 @@ class EnvironmentActor:
             action=policy.action,
             seed=self._tenant.seed,
             ids=f"{self._incarnation}/",
+            shipping=shipping,
         )
 
     # ---- rollout
@@ -174,16 +189,19 @@ class EnvironmentActor:
     def _rollout(self, workload: int, spec: RlSpec, stop: threading.Event) -> None:
         enough = spec.rollout.episodes_per_iteration * max(1, spec.rollout.max_staleness)
         name = self._tenant.tenant
+        mode: ShippingMode = spec.rollout.ship_features if spec.algorithm.reads_features else "never"
+        shipping = FeatureShipping(mode, max_bytes=max_feature_bytes(self._lane_bytes, enough))
+        self._shipping, lane = shipping, TimedLane(self._queue, shipping)
 
         def take_start() -> EpisodeStart | None:
-            while self._queue.waiting(name) >= enough:
+            while lane.waiting(name) >= enough:
                 if stop.wait(FULL_DELAY_S):
                     return None
             episode = self._queue.take_episode(name, stop)
             return None if episode is None else episode_start(self._tenant.seed, episode)
 
         in_a_row = 0
-        collector = self._collector(self._open(spec.environment), stop)
+        collector = self._collector(self._open(spec.environment), stop, shipping)
         for outcome in collector.collect(take_start, should_stop=stop.is_set):
             if isinstance(outcome, EpisodeCrash):
                 self._crashes += 1
@@ -197,7 +215,7 @@ class EnvironmentActor:
                 continue
             in_a_row = 0
             self._done += 1
-            self._queue.put(self._item(workload, outcome), stop)
+            lane.put(self._item(workload, outcome), stop)
 
     def _item(self, workload: int, trajectory: Trajectory) -> LaneItem:
         return LaneItem(
