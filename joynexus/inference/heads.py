@@ -1,6 +1,7 @@
 """Acting with one policy version for many rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -12,10 +13,13 @@ from joynexus.errors import InvalidBatchError, NonFiniteError
 from joynexus.inference.policies import ServedPolicy
 from joynexus.models.action_module import Decision
 from joynexus.models.prefix import PrefixFeatures
+from joynexus.models.stacked import rows_of
 from joynexus.types import ActionChunk, Array, PredictRequest
 
 CPU_ROWS = 4
-"""Rows of one forward of a module on a CPU."""
+"""Rows of one forward of a module on a CPU: the fewest from which a product's rows round alike on one thread."""
+ACCELERATOR_ROWS = 16
+"""Idem on an accelerator, where a few rows more cost next to nothing and a second forward costs its launches again."""
 
 
 def check_seeds(request: PredictRequest) -> None:
@@ -46,43 +50,77 @@ def check_state(request: PredictRequest) -> None:
         )
 
 
-def act(
-    served: ServedPolicy,
-    prefix: PrefixFeatures,
-    state: Float[Tensor, "b s"],
-    seeds: Sequence[int],
-    *,
-    deterministic: bool,
-) -> Decision:
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeadJob:
+    """Rows that one policy version acts for."""
+
+    served: ServedPolicy
+    prefix: PrefixFeatures
+    """Features of the rows."""
+    state: Float[Tensor, "b s"]
+    """Raw."""
+    seeds: Sequence[int]
+    """One per row."""
+    deterministic: bool
+    """Act without exploration."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeadRows:
+    """Rows of one forward of a module: always as many, the last ones padding."""
+
+    prefix: PrefixFeatures
+    state: Float[Tensor, "b s"]
+    """Normalised."""
+    generators: Sequence[torch.Generator]
+    """Each row's own, fresh from its seed."""
+
+
+def rows_per_forward(device: torch.device) -> int:
+    """Return the number of rows that a module always runs at once on a device."""
+    return CPU_ROWS if device.type == "cpu" else ACCELERATOR_ROWS
+
+
+def act(job: HeadJob) -> Decision:
     """Choose one chunk per row; a row's answer depends on the row and its seed alone.
 
-    On a CPU the module always runs ``CPU_ROWS`` rows, the last forward padded: kernels round by the size of the batch,
+    The module always runs the same number of rows, the last forward padded: kernels round by the size of the batch,
     so the rows that happen to wait at the same time would otherwise change the last bits, and an evaluation would
-    depend on the number of its workers. On an accelerator all rows go through in one forward, and a row agrees with
-    itself alone up to rounding.
-
-    Args:
-        served: The policy version.
-        prefix: Features of the rows.
-        state: Raw states.
-        seeds: One per row.
-        deterministic: Act without exploration.
+    depend on the number of its workers.
 
     Returns:
         The decision, with actions in the environment's units.
     """
-    normalized = served.parts.normalizer.state(state)
-    parts = [
-        _forward(served, chunk, rows, seeds_of_rows, deterministic=deterministic)
-        for chunk, rows, seeds_of_rows in _forwards(prefix, normalized, seeds)
-    ]
-    decision = _concatenate(parts)
-    return Decision(
-        actions=served.parts.normalizer.raw_actions(decision.actions),
-        log_prob=decision.log_prob,
-        value=decision.value,
-        trace=decision.trace,
-    )
+    return finish(job, [act_rows(job, rows) for rows in forwards(job)])
+
+
+def act_rows(job: HeadJob, rows: HeadRows) -> Decision:
+    """Run one forward of a job, padding included."""
+    return job.served.parts.module.act(rows.prefix, rows.state, rows.generators, deterministic=job.deterministic)
+
+
+def forwards(job: HeadJob) -> list[HeadRows]:
+    """Cut a job's rows into forwards of the size that its device always runs."""
+    parts, size, total = job.served.parts, rows_per_forward(job.state.device), len(job.prefix)
+    prefix = job.prefix if parts.module.reads_keys_values else replace(job.prefix, keys=(), values=())
+    state = parts.normalizer.state(job.state)
+    cut: list[HeadRows] = []
+    for start in range(0, total, size):
+        chunk, states = prefix.slice(start, start + size), state[start : start + size]
+        missing = size - len(chunk)
+        if missing:
+            chunk = PrefixFeatures.concatenate([chunk] + [chunk.slice(0, 1)] * missing)
+            states = torch.cat([states, states[:1].expand(missing, -1)])
+        seeds = [*job.seeds[start : start + size], *[0] * missing]
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        cut.append(HeadRows(prefix=chunk, state=states, generators=generators))
+    return cut
+
+
+def finish(job: HeadJob, decisions: Sequence[Decision]) -> Decision:
+    """Join the decisions of a job's forwards, without padding, and bring its actions to the environment's units."""
+    decision = rows_of(_concatenate(decisions), slice(0, len(job.seeds)))  # only the last forward is padded
+    return replace(decision, actions=job.served.parts.normalizer.raw_actions(decision.actions))
 
 
 def to_chunk(decision: Decision, served: ServedPolicy, start: int, stop: int) -> ActionChunk | NonFiniteError:
@@ -91,7 +129,7 @@ def to_chunk(decision: Decision, served: ServedPolicy, start: int, stop: int) ->
     Returns:
         Their chunk; an error if a number in them is NaN or infinite.
     """
-    own = _rows(decision, slice(start, stop))
+    own = rows_of(decision, slice(start, stop))
     named = {"actions": own.actions, "log_prob": own.log_prob, "value": own.value, **own.trace}
     wrong = [name for name, each in named.items() if each is not None and not bool(torch.isfinite(each).all())]
     if wrong:
@@ -105,46 +143,6 @@ def to_chunk(decision: Decision, served: ServedPolicy, start: int, stop: int) ->
         log_prob=None if own.log_prob is None else _array(own.log_prob),
         value=None if own.value is None else _array(own.value),
         trace={name: _array(each) for name, each in own.trace.items()},
-    )
-
-
-def _forwards(
-    prefix: PrefixFeatures, state: Float[Tensor, "b s"], seeds: Sequence[int]
-) -> Iterator[tuple[PrefixFeatures, Float[Tensor, "b s"], Sequence[int]]]:
-    rows = len(prefix)
-    if state.device.type != "cpu":
-        yield prefix, state, seeds
-        return
-    for start in range(0, rows, CPU_ROWS):
-        stop = start + CPU_ROWS
-        missing = max(0, stop - rows)
-        chunk = prefix.slice(start, stop)
-        if missing:
-            chunk = PrefixFeatures.concatenate([chunk] + [prefix.slice(start, start + 1)] * missing)
-        padded = torch.cat([state[start:stop], state[start : start + 1].expand(missing, -1)])
-        yield chunk, padded, seeds[start:stop]
-
-
-def _forward(
-    served: ServedPolicy,
-    prefix: PrefixFeatures,
-    state: Float[Tensor, "b s"],
-    seeds: Sequence[int],
-    *,
-    deterministic: bool,
-) -> Decision:
-    padding = [0] * (len(prefix) - len(seeds))
-    generators = [torch.Generator().manual_seed(seed) for seed in [*seeds, *padding]]
-    decision = served.parts.module.act(prefix, state, generators, deterministic=deterministic)
-    return _rows(decision, slice(0, len(seeds)))
-
-
-def _rows(decision: Decision, rows: slice) -> Decision:
-    return Decision(
-        actions=decision.actions[rows],
-        log_prob=None if decision.log_prob is None else decision.log_prob[rows],
-        value=None if decision.value is None else decision.value[rows],
-        trace={name: each[rows] for name, each in decision.trace.items()},
     )
 
 

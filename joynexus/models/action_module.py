@@ -7,6 +7,7 @@ from nothing else: neighbours, their number and their order can't change a tenan
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -51,6 +52,14 @@ class Decision:
 
 class ActionModule(nn.Module, ABC):
     """A tenant's own module on top of the shared prefix features."""
+
+    reads_keys_values: ClassVar[bool] = True
+    """Whether it looks at keys and values of the prefix; where not, they are not copied for it."""
+    stacks: ClassVar[bool] = False
+    """Whether ``act`` may run for several tenants at once, see :mod:`joynexus.models.stacked`: beyond its linear layers
+    and layer norms it works row by row, rounds a row alike wherever it stands (see
+    :func:`joynexus.models.action_modules.layers.steady_softplus`), and its own parameters may have one more axis in
+    front, for the rows."""
 
     def __init__(self, spec: ActionModuleSpec, dims: ModuleDims) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
 """A service: what the operator runs and shares among tenants."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -47,6 +48,9 @@ class InferenceSpec(Spec):
     """How long an idle replica waits for further rows after the first."""
     max_queued_rows: int = Field(default=1024, ge=1)
     """Rows that wait at most; further callers get a back-pressure error."""
+    stack_heads: Literal["never", "auto", "always"] = "auto"
+    """Whether same-shaped action modules of several tenants act as one (``docs/decisions/0017``): ``auto`` only where
+    this machine then gives the very numbers of each module by itself, ``always`` also where they agree within 1e-5."""
     prefix_store: PrefixStoreSpec = PrefixStoreSpec(device_bytes=64 << 20, host_bytes=0)
     num_threads: int = Field(default=1, ge=1)
     """Torch threads."""

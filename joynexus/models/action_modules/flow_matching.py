@@ -13,6 +13,7 @@ and a state token, with a plain norm and an output that starts at 0 (PixArt-alph
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -111,6 +112,9 @@ class Block(nn.Module):
 
 class FlowMatchingModule(ActionModule):
     """Velocity field v(x_t, t | prefix, state) over the chunk."""
+
+    reads_keys_values: ClassVar[bool] = False
+    stacks: ClassVar[bool] = True
 
     def __init__(self, spec: ActionModuleSpec, dims: ModuleDims) -> None:
         super().__init__(spec, dims)

@@ -10,7 +10,8 @@ https://arxiv.org/abs/2006.05990). std does not depend on the observation; its l
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -25,7 +26,7 @@ from joynexus.models.action_module import (
     masked_row_mean,
     randn_rows,
 )
-from joynexus.models.action_modules.layers import PrefixReader, reset_layers
+from joynexus.models.action_modules.layers import PrefixReader, reset_layers, steady_softplus
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.action_module import ActionModuleSpec, GaussianModuleSpec
 
@@ -61,6 +62,9 @@ class Mlp(nn.Module):
 
 class GaussianModule(ActionModule):
     """Actor, critic and log std."""
+
+    reads_keys_values: ClassVar[bool] = False
+    stacks: ClassVar[bool] = True
 
     def __init__(self, spec: ActionModuleSpec, dims: ModuleDims) -> None:
         super().__init__(spec, dims)
@@ -111,7 +115,7 @@ class GaussianModule(ActionModule):
             pre_tanh = mean + log_std.exp() * noise
         return Decision(
             actions=torch.tanh(pre_tanh),
-            log_prob=squashed_log_prob(pre_tanh, mean, log_std),
+            log_prob=squashed_log_prob(pre_tanh, mean, log_std, softplus=steady_softplus),
             value=self.critic(prefix, state).squeeze(1),
             trace={PRE_TANH: pre_tanh},
         )
@@ -138,17 +142,21 @@ class GaussianModule(ActionModule):
     def _mean(self, prefix: PrefixFeatures, state: Float[Tensor, "b s"]) -> Float[Tensor, "b t a"]:
         return self.actor(prefix, state).view(-1, self.dims.horizon, self.dims.action_dim)
 
-    def _log_std(self) -> Float[Tensor, "t a"]:
+    def _log_std(self) -> Float[Tensor, "*r t a"]:
         return self.log_std.clamp(*LOG_STD_RANGE)
 
 
 def squashed_log_prob(
-    pre_tanh: Float[Tensor, "b t a"], mean: Float[Tensor, "b t a"], log_std: Float[Tensor, "t a"]
+    pre_tanh: Float[Tensor, "b t a"],
+    mean: Float[Tensor, "b t a"],
+    log_std: Float[Tensor, "*r t a"],
+    *,
+    softplus: Callable[[Tensor], Tensor] = functional.softplus,
 ) -> Float[Tensor, " b"]:
     """Log-density of tanh(u) for u ~ N(μ, std), summed over steps and dimensions.
 
     log(1 - tanh²(u)) is taken as 2·(log 2 - u - softplus(-2u)), which is exact where tanh(u) has rounded to ±1.
     """
     normal = -0.5 * (((pre_tanh - mean) / log_std.exp()).square() + LOG_2PI) - log_std
-    log_slope = 2 * (math.log(2) - pre_tanh - functional.softplus(-2 * pre_tanh))
+    log_slope = 2 * (math.log(2) - pre_tanh - softplus(-2 * pre_tanh))
     return (normal - log_slope).sum(dim=(1, 2))

@@ -11,6 +11,10 @@ from joynexus.errors import InvalidBatchError
 from joynexus.models.action_module import ModuleDims
 from joynexus.models.prefix import PrefixFeatures
 
+REGISTERS = 64
+"""Numbers after which torch's elementwise loops come to the end of a step, on every CPU: 2 registers of at most 16
+float32, and some to spare."""
+
 
 def visible_tokens(prefix: PrefixFeatures) -> Float[Tensor, "b p d"]:
     """Return the prefix's hidden states in float32, with 0 at padding: whatever was there can't enter a sum."""
@@ -83,6 +87,17 @@ def reset_layers(module: nn.Module, generator: torch.Generator, *, gain: float =
         elif isinstance(layer, nn.LayerNorm) and layer.elementwise_affine:
             nn.init.ones_(layer.weight)
             nn.init.zeros_(layer.bias)
+
+
+def steady_softplus(rows: Float[Tensor, "b *mid n"]) -> Float[Tensor, "b *mid n"]:
+    """Softplus whose rounding does not depend on a row's place among the others.
+
+    On a CPU, softplus (as SiLU and the tanh form of GELU) takes another formula for the numbers at the end of a tensor
+    that do not fill a vector register, and every eighth of them differs by a bit. Here each row fills registers alone.
+    """
+    flat = rows.flatten(1)
+    filled = functional.pad(flat, (0, -flat.shape[1] % REGISTERS))
+    return functional.softplus(filled)[:, : flat.shape[1]].view(rows.shape)
 
 
 def sinusoids(positions: Float[Tensor, " n"], width: int, *, longest: float) -> Float[Tensor, "n w"]:

@@ -6,6 +6,7 @@ backbone is frozen, so the head reads its tokens directly in place of trained ac
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -33,6 +34,9 @@ class ResidualBlock(nn.Module):
 
 class OftModule(ActionModule):
     """Prefix tokens and state → residual MLP → chunk."""
+
+    reads_keys_values: ClassVar[bool] = False
+    stacks: ClassVar[bool] = True
 
     def __init__(self, spec: ActionModuleSpec, dims: ModuleDims) -> None:
         super().__init__(spec, dims)
