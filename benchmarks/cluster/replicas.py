@@ -56,6 +56,9 @@ class MeasuredReplica(InferenceReplica):
         Returns:
             Rows per second of wall time.
         """
+        for tenant in {each.tenant for each in requests}:
+            if tenant not in self._engine.versions():
+                await self._wait_for(tenant)
         size = self.max_batch_size
         batches = [requests[start : start + size] for start in range(0, len(requests), size)]
 

@@ -73,8 +73,7 @@ def measure(options: Options) -> Measured:
 
 def _calls(spec: ServiceSpec, tenants: list[TenantSpec], generator: np.random.Generator, *, blocks: int) -> list[Row]:
     """Call a bare deployment and a replica that does nothing in turn."""
-    deployment: Any = serve.deployment(Bare)
-    bare = cast("Any", serve).run(deployment.bind(), name="bare", route_prefix=None)
+    bare = cast("Any", serve).run(cast("Any", serve).deployment(Bare).bind(), name="bare", route_prefix=None)
     no_op = deploy_replicas(spec, "shared", NoOpReplica, application="no-op")
     request = one_row(tenants[0], generator)
     rows: list[Row] = []
