@@ -4,7 +4,7 @@
       each request alone: find its version, check, tokenise   build the module, then swap one table entry
       rows of one signature: one backbone pass over what
         the prefix store lacks
-      rows of one policy version: one pass of its module
+      rows of one policy version: one pass of its module, as a stack with like modules where that pays
       each request alone: check, cut out, answer
 
 The two columns share only the table of :mod:`joynexus.inference.policies`, which is read without a lock: a request
@@ -14,6 +14,7 @@ shared step fails, it is taken again for each request alone.
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -21,8 +22,9 @@ import numpy as np
 import torch
 
 from joynexus.errors import JoyNexusError, ServiceError, TenantFailedError
-from joynexus.inference.heads import act, check_seeds, check_state, to_chunk
+from joynexus.inference.heads import HeadJob, act, check_seeds, check_state, to_chunk
 from joynexus.inference.policies import PolicyTable, ServedPolicy
+from joynexus.inference.stacks import HeadStacks
 from joynexus.models.action_module import Decision
 from joynexus.models.backbone import Backbone, load_backbone
 from joynexus.models.policy import encode, prefix_keys, prepare_prefix
@@ -71,6 +73,9 @@ class InferenceEngine:
         self._backbone = backbone
         self._policies = PolicyTable(backbone, backbone_name)
         self._store = PrefixStore(spec.prefix_store)
+        self._heads = HeadStacks(spec.stack_heads)
+        self._removed: deque[str] = deque()
+        """Tenants whose parameters are still in a stack, because a prediction was running."""
         self._ledger = EngineLedger(num_cores=device_cores(backbone.device))
         self._clock = DeviceClock(self._ledger, device_marks(backbone.device))
         self._predicting = threading.Lock()  # the store and the clock are for one thread at a time
@@ -100,6 +105,8 @@ class InferenceEngine:
     def remove_policy(self, tenant: str) -> None:
         """Forget a tenant's policy; unknown ones are ignored."""
         self._policies.remove(tenant)
+        self._removed.append(tenant)
+        self._forget_removed()
 
     def versions(self) -> dict[str, int]:
         """Return each tenant's newest resident version."""
@@ -143,10 +150,12 @@ class InferenceEngine:
             for group in _groups(parts, [part.served.parts.signature for part in parts]):
                 self._encode(group)
             encoded = [part for part in parts if part.answer is None]
-            for group in _groups(encoded, [(part.served, part.request.deterministic) for part in encoded]):
-                self._act(group)
+            versions = _groups(encoded, [(part.served, part.request.deterministic) for part in encoded])
+            for stack in self._stackable(versions):
+                self._act_together(stack)
             if encoded:
                 self._ledger.record_group(_row_counts(encoded))
+        self._forget_removed()
         return [_answer(each) if isinstance(each, _Part) else each for each in prepared]
 
     def _prepare(self, request: PredictRequest) -> _Part | JoyNexusError:
@@ -167,10 +176,10 @@ class InferenceEngine:
         """Get the features of rows of one signature; the time goes to those who caused rows to be encoded."""
         with self._clock.shared("prefix") as span:
             self._encode_together(group)
-            span.split = {tenant: each.encoded for tenant, each in _row_counts(group).items()}
+            span.split = {tenant: float(each.encoded) for tenant, each in _row_counts(group).items()}
             if not any(span.split.values()):  # all were found: the time is that of the look-up
                 span.kind = "copy"
-                span.split = {tenant: each.samples for tenant, each in _row_counts(group).items()}
+                span.split = {tenant: float(each.samples) for tenant, each in _row_counts(group).items()}
 
     def _encode_together(self, group: list[_Part]) -> None:
         keys = [key for part in group for key in part.keys]
@@ -193,46 +202,83 @@ class InferenceEngine:
             part.encoded = sum(count.encoded[start:stop])
             start = stop
 
+    def _stackable(self, versions: list[list[_Part]]) -> list[list[list[_Part]]]:
+        """Put rows of versions together whose modules may act as one stack."""
+        stacks: dict[Hashable, list[list[_Part]]] = {}
+        for group in versions:
+            served, deterministic = group[0].served, group[0].request.deterministic
+            key = self._heads.key(served) or served
+            stacks.setdefault((key, deterministic), []).append(group)
+        return list(stacks.values())
+
+    def _act_together(self, versions: list[list[_Part]]) -> None:
+        """Run the modules of several versions over their rows; where that fails, each by itself."""
+        if len(versions) == 1:
+            self._act(versions[0])
+            return
+        with self._clock.shared("head_forward") as span:
+            rows = _row_counts([part for group in versions for part in group])
+            span.split = {tenant: float(each.samples) for tenant, each in rows.items()}
+            try:
+                decisions = self._heads.act([self._job(group) for group in versions])
+            except Exception as error:  # noqa: BLE001  # whose fault it is shows below
+                log.warning("modules of %d versions failed (%r): each acts by itself", len(versions), error)
+                decisions = None
+            for group, decision in zip(versions, decisions or [], strict=decisions is not None):
+                _cut(group, decision)
+        if decisions is None:
+            for group in versions:
+                self._act(group)
+
     def _act(self, group: list[_Part]) -> None:
         """Run the module of one policy version over all its rows."""
-        with self._clock.span(group[0].served.tenant, "head_forward"):
-            self._act_together(group)
-
-    def _act_together(self, group: list[_Part]) -> None:
         served = group[0].served
-        try:
-            decision = self._decide(group)
-        except Exception as error:
-            if len(group) > 1:
-                log.warning("tenant %s: %d requests failed (%r): each is tried alone", served.tenant, len(group), error)
-                for part in group:
-                    self._act_together([part])
-                return
-            log.exception("tenant %s, version %d: the module failed", served.tenant, served.version)
-            group[0].answer = _tenant_failed(group[0].request, error)
-            return
-        start = 0
-        for part in group:
-            part.answer = to_chunk(decision, served, start, start + part.rows)
-            start += part.rows
+        with self._clock.span(served.tenant, "head_forward"):
+            try:
+                _cut(group, act(self._job(group)))
+            except Exception as error:
+                if len(group) > 1:
+                    log.warning("tenant %s: %d requests failed (%r): each alone now", served.tenant, len(group), error)
+                    for part in group:
+                        self._act([part])
+                    return
+                log.exception("tenant %s, version %d: the module failed", served.tenant, served.version)
+                group[0].answer = _tenant_failed(group[0].request, error)
 
-    def _decide(self, group: list[_Part]) -> Decision:
+    def _job(self, group: list[_Part]) -> HeadJob:
         state = np.concatenate([part.request.observation.state for part in group])
-        return act(
-            group[0].served,
-            PrefixFeatures.concatenate([part.features for part in group if part.features is not None]),
-            torch.tensor(state, device=self._backbone.device),
-            [seed for part in group for seed in part.request.seeds],
+        return HeadJob(
+            served=group[0].served,
+            prefix=PrefixFeatures.concatenate([part.features for part in group if part.features is not None]),
+            state=torch.tensor(state, device=self._backbone.device),
+            seeds=[seed for part in group for seed in part.request.seeds],
             deterministic=group[0].request.deterministic,
         )
+
+    def _forget_removed(self) -> None:
+        """Take removed tenants out of the stacks, unless a prediction runs, which then does it at its end."""
+        while self._removed and self._predicting.acquire(blocking=False):
+            try:
+                while self._removed:
+                    self._heads.forget(self._removed.popleft())
+            finally:
+                self._predicting.release()
+
+
+def _cut(group: Sequence[_Part], decision: Decision) -> None:
+    """Give every request of one version its own rows."""
+    start = 0
+    for part in group:
+        part.answer = to_chunk(decision, part.served, start, start + part.rows)
+        start += part.rows
 
 
 def _row_counts(parts: Sequence[_Part]) -> dict[str, RowCount]:
     """Sum up by tenant what requests asked for, and where the features came from."""
     counts: dict[str, RowCount] = {}
     for part in parts:
-        own = RowCount(samples=part.rows, encoded=part.encoded, reused=part.rows - part.encoded)
-        counts[part.served.tenant] = counts.get(part.served.tenant, RowCount()) + own
+        rows = RowCount(samples=part.rows, encoded=part.encoded, reused=part.rows - part.encoded)
+        counts[part.served.tenant] = counts.get(part.served.tenant, RowCount()) + rows
     return counts
 
 
