@@ -16,19 +16,20 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from joynexus.errors import JoyNexusError, ServiceError, TenantFailedError
+from joynexus.inference.encode_rates import EncodeRates
 from joynexus.inference.heads import HeadJob, act, check_seeds, check_state, to_chunk
 from joynexus.inference.policies import PolicyTable, ServedPolicy
 from joynexus.inference.stacks import HeadStacks
 from joynexus.models.action_module import Decision
 from joynexus.models.backbone import Backbone, load_backbone
 from joynexus.models.policy import encode, prefix_keys, prepare_prefix
-from joynexus.models.prefix import PrefixBatch, PrefixFeatures
+from joynexus.models.prefix import PrefixBatch, PrefixFeatures, to_arrays
 from joynexus.models.prefix_store import PrefixStore
 from joynexus.observability.device_clock import DeviceClock, device_cores, device_marks
 from joynexus.observability.engine_usage import EngineLedger, EngineUsage, RowCount
@@ -78,6 +79,7 @@ class InferenceEngine:
         """Tenants whose parameters are still in a stack, because a prediction was running."""
         self._ledger = EngineLedger(num_cores=device_cores(backbone.device))
         self._clock = DeviceClock(self._ledger, device_marks(backbone.device))
+        self._rates = EncodeRates(self._ledger.prefix_work)
         self._predicting = threading.Lock()  # the store and the clock are for one thread at a time
 
     @staticmethod
@@ -105,6 +107,7 @@ class InferenceEngine:
     def remove_policy(self, tenant: str) -> None:
         """Forget a tenant's policy; unknown ones are ignored."""
         self._policies.remove(tenant)
+        self._rates.forget(tenant)
         self._removed.append(tenant)
         self._forget_removed()
 
@@ -155,8 +158,20 @@ class InferenceEngine:
                 self._act_together(stack)
             if encoded:
                 self._ledger.record_group(_row_counts(encoded))
+            for part in encoded:
+                self._complete(part)
         self._forget_removed()
         return [_answer(each) if isinstance(each, _Part) else each for each in prepared]
+
+    def _complete(self, part: _Part) -> None:
+        """Add to an answer what its rollout may ship, and what encoding it again would cost."""
+        if not isinstance(part.answer, ActionChunk):
+            return
+        seconds, features = self._rates.seconds_per_row(part.served.tenant), None
+        if part.request.with_features and part.features is not None and part.features.is_shippable:
+            with self._clock.span(part.served.tenant, "copy"):
+                features = to_arrays(part.features)
+        part.answer = replace(part.answer, features=features, prefix_seconds=seconds)
 
     def _prepare(self, request: PredictRequest) -> _Part | JoyNexusError:
         try:

@@ -3,7 +3,7 @@
 K/V are plain tuples of tensors, never a library's cache class, whose interface changes with every release.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -79,6 +79,11 @@ class PrefixFeatures:
         """Bytes of all tensors."""
         return sum(each.nbytes for each in (self.hidden, self.pad, *self.keys, *self.values))
 
+    @property
+    def is_shippable(self) -> bool:
+        """Whether :func:`to_arrays` takes them."""
+        return self.hidden.dtype in DTYPES.values()
+
     def slice(self, start: int, stop: int) -> "PrefixFeatures":
         """Return rows ``start`` to ``stop - 1``, as views."""
         return PrefixFeatures(
@@ -96,6 +101,16 @@ class PrefixFeatures:
             pad=self.pad[index],
             keys=tuple(each[index] for each in self.keys),
             values=tuple(each[index] for each in self.values),
+            signature=self.signature,
+        )
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "PrefixFeatures":
+        """Return the same rows with a function applied to each tensor, such as ``Tensor.clone``."""
+        return PrefixFeatures(
+            hidden=change(self.hidden),
+            pad=change(self.pad),
+            keys=tuple(change(each) for each in self.keys),
+            values=tuple(change(each) for each in self.values),
             signature=self.signature,
         )
 

@@ -104,6 +104,12 @@ class EngineLedger:
             self._tenants += len(rows)
             self.groups.append(tenants=len(rows), samples=sum(each.samples for each in rows.values()))
 
+    def prefix_work(self, tenant: str) -> tuple[float, int]:
+        """Return the seconds that encoding for a tenant took so far, and the rows that were encoded."""
+        with self._lock:
+            seconds = self._seconds.get(tenant, {}).get("prefix", 0.0)
+            return seconds, self._rows.get(tenant, RowCount()).encoded
+
     def usage(self) -> EngineUsage:
         """Return the counts so far."""
         times = self.idle.times()
