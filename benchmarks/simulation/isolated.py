@@ -137,9 +137,13 @@ class _Rollout:
     def _collect_in_vain(self) -> None:
         """The product's worker goes on during the last update, until its lane is full or the tenant leaves."""
         for _ in range(self._work.episodes // self._work.num_envs * self._work.decisions):
-            if not self._updates:
+            left = sum(self._updates)
+            seconds = _predict(self._alone, self._costs, self._work.num_envs) if left else 0.0
+            if seconds >= left:  # the tenant has gone before the answer comes
+                self._now += 2 * left
+                self._updates = []
                 return
-            self._share(_predict(self._alone, self._costs, self._work.num_envs))
+            self._share(seconds)
             self._pass(min(self._work.step_s * jitter(self._rng), sum(self._updates)))
 
     def _share(self, seconds: float) -> None:

@@ -12,8 +12,8 @@ from benchmarks.simulation.settings import Ledger, Settings
 from benchmarks.simulation.store import VirtualStore
 from benchmarks.simulation.workload import Tenant
 from joynexus.queues.training_queue import TrainingQueue
-from joynexus.scheduling.cost import CostModel, Measured
-from joynexus.scheduling.fairness import FairShare
+from joynexus.scheduling.cost import Measured
+from joynexus.scheduling.grouping import GroupChooser, Head
 from joynexus.types import LaneItem
 
 CONSUMER = "trainer"
@@ -61,12 +61,12 @@ class VirtualTrainer:
         self._loop, self._gpu, self._costs, self._ledger = loop, gpu, costs, ledger
         self._spec = settings.training
         self._store = VirtualStore(settings.store_bytes, costs.row_bytes)
-        self._shares = FairShare()
-        self._cost = CostModel()
-        self._charged: dict[str, float] = {}
-        """Estimates that the present group was charged."""
-        self._encoded: dict[str, tuple[int, float]] = {}
-        """Rows encoded for each of the present group, and seconds of that and of copies."""
+        self._spent: dict[str, Measured] = {}
+        self._chooser = GroupChooser(
+            max_rows=self._spec.max_group_samples,
+            max_wait_s=self._spec.max_wait_ms / 1000,
+            spent=lambda tenant: self._spent.get(tenant, Measured()),
+        )
         self._slots: dict[str, _Slot] = {}
         self._inbox: deque[tuple[LaneItem, ...]] = deque()
         self._inboxed: Counter[str] = Counter()
@@ -92,8 +92,7 @@ class VirtualTrainer:
         """Give a tenant a slot and a lane; returns its gate, and what is set when its learner has finished."""
         slot = _Slot(tenant, learner, Gate(), asyncio.Event())
         self._slots[tenant.name] = slot
-        self._shares.add(tenant.name, tenant.weight)
-        self._cost.add(tenant.name)
+        self._chooser.add(tenant.name, signature=tenant.signature, weight=tenant.weight)
         await self.queue.open_lane(tenant.name, signature=tenant.signature, workload=0, weight=tenant.weight)
         self._work.set()
         return slot.gate, slot.finished
@@ -101,8 +100,7 @@ class VirtualTrainer:
     async def close(self, tenant: str) -> None:
         """Free a tenant's slot and lane."""
         del self._slots[tenant]
-        self._shares.remove(tenant)
-        self._cost.remove(tenant)
+        self._chooser.remove(tenant)
         await self.queue.close_lane(tenant)
 
     async def _feed(self) -> None:
@@ -128,14 +126,14 @@ class VirtualTrainer:
     async def _compute(self) -> None:
         while True:
             self._take_in()
-            calls = self._choose()
+            choice = self._chooser.choose(self._heads(), self._loop.time(), may_wait=True)
             self._look()
-            if calls:
-                await self._run(calls)
+            if choice.tenants:
+                heads = [self._slots[name].learner.head() for name in choice.tenants]
+                await self._run([head for head in heads if head is not None])
                 self.on_group()
             elif not self._inbox:
-                self._work.clear()
-                await self._work.wait()
+                await self._sleep(choice.hold_until)
 
     def _take_in(self) -> None:
         while self._inbox:
@@ -153,25 +151,22 @@ class VirtualTrainer:
         if self._wanted:
             self._hungry.set()
 
-    def _choose(self) -> list[Call]:
-        """Take heads as the TrainingEngine does: whose turn it is, and who may share a group with it."""
-        heads = {name: head for name, slot in self._slots.items() if (head := slot.learner.head()) is not None}
-        if not heads:
-            return []
-        ready = dict.fromkeys(heads, 0.0)
-        costs = {name: self._cost.estimate(name, head.rows) for name, head in heads.items()}
-        leader = self._shares.choose(ready)
-        signature = self._slots[leader].tenant.signature
-        same = {name for name in heads if self._slots[name].tenant.signature == signature}
-        chosen: list[Call] = []
-        room = self._spec.max_group_samples
-        for name in (leader, *self._shares.beside(leader, ready, costs, same)):
-            if not chosen or heads[name].rows <= room:
-                self._shares.charge(name, costs[name])
-                chosen.append(heads[name])
-                room -= heads[name].rows
-        self._charged = {call.tenant: costs[call.tenant] for call in chosen}
-        return chosen
+    def _heads(self) -> dict[str, Head]:
+        """Return the next call of every tenant that has one."""
+        heads: dict[str, Head] = {}
+        for name, slot in self._slots.items():
+            call = slot.learner.head()
+            if call is not None:
+                heads[name] = Head(rows=call.rows, since=call.ready_at, has_features=call.is_carried)
+        return heads
+
+    async def _sleep(self, until: float | None) -> None:
+        """Wait for items or for a time."""
+        self._work.clear()
+        timer = None if until is None else self._loop.call_at(until, self._work.set)
+        await self._work.wait()
+        if timer is not None:
+            timer.cancel()
 
     async def _run(self, calls: Sequence[Call]) -> None:
         """One group step: a backbone pass over what the store lacks, then each tenant's part, the cheapest first."""
@@ -185,15 +180,8 @@ class VirtualTrainer:
             await self._gpu.run(part_s)
             ledger.charge(call.tenant, "head", part_s - self._costs.optimizer_s)
             ledger.charge(call.tenant, "optimizer", self._costs.optimizer_s)
-            self._settle(call, part_s)
+            self._spend(call.tenant, Measured(rows=call.rows, head_s=part_s))
             await self._answer(call)
-
-    def _settle(self, call: Call, part_s: float) -> None:
-        """Correct the fair share, and learn for the next estimate, now that the cost is known."""
-        encoded, prefix_s = self._encoded[call.tenant]
-        measured = Measured(rows=call.rows, encoded=encoded, prefix_s=prefix_s, head_s=part_s)
-        self._shares.settle(call.tenant, measured.seconds - self._charged[call.tenant])
-        self._cost.measured(call.tenant, measured)
 
     def _encode(self, calls: Sequence[Call]) -> float:
         """Find or encode every call's rows; returns the seconds of both."""
@@ -208,11 +196,21 @@ class VirtualTrainer:
             self._ledger.charge(call.tenant, "copy", copy_s)
             prefix_s = seconds * missing[call.tenant] / max(encoded, 1)
             self._ledger.charge(call.tenant, "prefix", prefix_s)
-            self._encoded[call.tenant] = (missing[call.tenant], prefix_s + copy_s)
+            self._spend(call.tenant, Measured(encoded=missing[call.tenant], prefix_s=prefix_s, head_s=copy_s))
             self._ledger.carried += found if call.is_carried else 0
             self._ledger.reused += 0 if call.is_carried else found
         self._ledger.encoded += encoded
         return seconds + copies
+
+    def _spend(self, tenant: str, cost: Measured) -> None:
+        """Add to what the chooser may know of a tenant's costs."""
+        before = self._spent.get(tenant, Measured())
+        self._spent[tenant] = Measured(
+            rows=before.rows + cost.rows,
+            encoded=before.encoded + cost.encoded,
+            prefix_s=before.prefix_s + cost.prefix_s,
+            head_s=before.head_s + cost.head_s,
+        )
 
     def _look_up(self, call: Call) -> int:
         """Rows of a call that have to be encoded; they are kept from now on, also for the calls beside it."""
@@ -228,6 +226,7 @@ class VirtualTrainer:
             return
         version = slot.learner.version
         used = slot.learner.on_result(self._loop.time())
+        self._chooser.finished(call.tenant, self._loop.time())
         self.served[call.tenant] += call.rows
         self._ledger.trained_rows += call.rows
         if used:
