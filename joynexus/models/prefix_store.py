@@ -6,7 +6,7 @@ backbone, dtype or preprocessing are never found.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -86,6 +86,15 @@ class PrefixStore:
         self.hits += len(found) - missing
         return found
 
+    def hold(self, keys: Sequence[bytes]) -> list[PrefixFeatures | None]:
+        """Return the row of each key, or None, for somebody who will use the rows later; read-only for the caller.
+
+        The rows stay valid for as long as they are held, whatever leaves the store meanwhile. They are where the store
+        keeps them, on the device or in host memory, and nothing is moved for them. Not counted as hits or misses: who
+        holds rows may find that one is missing, and ask again.
+        """
+        return [self._device.get(key) or self._host.get(key) for key in keys]
+
     def insert(self, keys: Sequence[bytes], features: PrefixFeatures) -> None:
         """Keep copies of rows, one per key; the least recently used leave to make room.
 
@@ -100,7 +109,7 @@ class PrefixStore:
             row = features.slice(index, index + 1)
             if row.nbytes <= max(self._device.capacity, self._host.capacity):
                 self._host.pop(key)
-                self._keep(key, _map_row(row, Tensor.clone))
+                self._keep(key, row.map(Tensor.clone))
 
     def discard(self, keys: Iterable[bytes]) -> None:
         """Forget rows; keys that are not kept are ignored."""
@@ -124,21 +133,11 @@ class PrefixStore:
         kept = self._host.pop(key)
         if kept is None:
             return None
-        row = _map_row(kept, lambda each: each.to(self._where))
+        row = kept.map(lambda each: each.to(self._where))
         self._keep(key, row)
         return row
 
     def _keep(self, key: bytes, row: PrefixFeatures) -> None:
         for gone, left in self._device.put(key, row):
             if self._has_host_tier():
-                self._host.put(gone, _map_row(left, Tensor.cpu))
-
-
-def _map_row(row: PrefixFeatures, copy: Callable[[Tensor], Tensor]) -> PrefixFeatures:
-    return PrefixFeatures(
-        hidden=copy(row.hidden),
-        pad=copy(row.pad),
-        keys=tuple(copy(each) for each in row.keys),
-        values=tuple(copy(each) for each in row.values),
-        signature=row.signature,
-    )
+                self._host.put(gone, left.map(Tensor.cpu))

@@ -6,12 +6,13 @@ guards it.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from joynexus.errors import BackPressureError, SequenceConflictError
 from joynexus.models.prefix import PrefixFeatures
+from joynexus.training.sample_keys import SampleKeys
 from joynexus.types import TrainingCall, TrainingResult
 
 KEPT_ANSWERS = 64
@@ -26,8 +27,10 @@ class QueuedCall:
 
     call: TrainingCall
     future: Future[TrainingResult]
-    features: PrefixFeatures | None = None
-    """Of each row of the batch, where they are resident already: nothing of the call is encoded then."""
+    features: Sequence[PrefixFeatures] | None = None
+    """Of each row of the batch by itself, held from the prefix store: nothing of the call is encoded then."""
+    sample_keys: SampleKeys | None = None
+    """Where to note which prefix each sample of the batch stands for; None notes nothing."""
 
     @property
     def num_rows(self) -> int:
@@ -66,12 +69,21 @@ class CallQueue:
         """The call that is next."""
         return self._waiting[0] if self._waiting else None
 
-    def submit(self, call: TrainingCall, digest: bytes) -> Future[TrainingResult]:
+    def submit(
+        self,
+        call: TrainingCall,
+        digest: bytes,
+        *,
+        features: Sequence[PrefixFeatures] | None = None,
+        sample_keys: SampleKeys | None = None,
+    ) -> Future[TrainingResult]:
         """Accept a call, or find the answer that it has already.
 
         Args:
             call: Checked.
             digest: Of its payload.
+            features: See :class:`QueuedCall`.
+            sample_keys: See :class:`QueuedCall`.
 
         Returns:
             A future that can't be cancelled: later calls build on this one. A repeated call gets the first one's.
@@ -91,7 +103,7 @@ class CallQueue:
             raise BackPressureError(f"tenant {call.tenant!r}: {len(self._waiting)} calls wait. Await some, then retry.")
         future: Future[TrainingResult] = Future()
         future.set_running_or_notify_cancel()
-        self._waiting.append(QueuedCall(call=call, future=future))
+        self._waiting.append(QueuedCall(call=call, future=future, features=features, sample_keys=sample_keys))
         self._answers[call.sequence] = Answer(digest=digest, future=future)
         self.next_sequence += 1
         return future

@@ -13,7 +13,7 @@ Only the thread in ``step`` runs modules and touches the prefix store.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 from joynexus.errors import AdmissionError, TenantExistsError, TenantNotFoundError
 from joynexus.models.backbone import Backbone, load_backbone
 from joynexus.models.policy import build_policy
+from joynexus.models.prefix import PrefixFeatures
 from joynexus.models.prefix_store import PrefixStore
 from joynexus.observability.device_clock import device_cores
 from joynexus.observability.engine_usage import EngineLedger, EngineUsage
@@ -36,9 +37,10 @@ from joynexus.training.capacity import Capacity
 from joynexus.training.group import Member
 from joynexus.training.json_values import JsonObject
 from joynexus.training.runner import GroupRunner
+from joynexus.training.sample_keys import SampleKeys
 from joynexus.training.slot import SlotStatus, TrainingSlot, base_snapshot
 from joynexus.training.slot_state import load_slot, save_slot
-from joynexus.training.validation import check_call, payload_digest
+from joynexus.training.validation import check_call, check_held, payload_digest
 from joynexus.types import PolicySnapshot, PolicyStats, TrainingCall, TrainingResult
 
 STEP_WAIT_S = 1.0
@@ -63,7 +65,8 @@ class TrainingEngine:
         self._spec = spec
         self._capacity = Capacity(backbone, spec)
         self._ledger = EngineLedger(num_cores=device_cores(backbone.device))
-        self._runner = GroupRunner(backbone, PrefixStore(spec.prefix_store), self._ledger)
+        self._store = PrefixStore(spec.prefix_store)
+        self._runner = GroupRunner(backbone, self._store, self._ledger)
         self._lock = threading.Lock()
         self._stepping = threading.Lock()
         self._slots: dict[str, TrainingSlot] = {}
@@ -157,12 +160,21 @@ class TrainingEngine:
 
     # ---- calls
 
-    def submit(self, call: TrainingCall, *, is_repeatable: bool = True) -> Future[TrainingResult]:
+    def submit(
+        self,
+        call: TrainingCall,
+        *,
+        is_repeatable: bool = True,
+        features: Sequence[PrefixFeatures] | None = None,
+        sample_keys: SampleKeys | None = None,
+    ) -> Future[TrainingResult]:
         """Check a call and queue it. Thread-safe, and never waits for a forward.
 
         Args:
             call: Its sequence number is the slot's next one, or one that was used before with the same payload.
             is_repeatable: Whether the caller may send it again; if not, its payload is not hashed.
+            features: Each row's by itself, from :meth:`hold`: the batch then needs no frames. They count as reused.
+            sample_keys: Notes which prefix each sample of the batch stands for, to be found again by :meth:`hold`.
 
         Returns:
             Its future; that of the first call where this one repeats it.
@@ -176,12 +188,20 @@ class TrainingEngine:
             BackPressureError: If too many calls of the tenant wait.
         """
         slot = self._slot(call.tenant)
-        check_call(call, slot.policy)
+        check_call(call, slot.policy, has_features=features is not None)
+        check_held(call, features, slot.signature)
         digest = payload_digest(call) if is_repeatable else NOT_REPEATABLE
         with slot.lock:
             if slot.is_closed:
                 raise self._not_found(call.tenant)
-            return slot.calls.submit(call, digest)
+            return slot.calls.submit(call, digest, features=features, sample_keys=sample_keys)
+
+    def hold(self, keys: Sequence[bytes]) -> list[PrefixFeatures | None]:
+        """Return the rows of the prefix store that have these keys; see :meth:`PrefixStore.hold`.
+
+        Only between two steps, on the thread that steps. A caller must not let a tenant name the keys.
+        """
+        return self._store.hold(keys)
 
     @property
     def has_work(self) -> bool:

@@ -2,6 +2,9 @@
 
     prepare (each tenant)  ->  encode (all tenants of one signature, once)  ->  forward_backward (each tenant)
 
+Rows whose features came with the call (:mod:`joynexus.training.carried`) are not hashed, looked up or encoded, and
+what a tenant brought never enters the store that all share.
+
 Nothing here changes a slot: a part that fails has done nothing. Every part begins and ends with the tenant's own
 tensors, so that the numbers it computes are those that it would compute alone.
 """
@@ -11,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +25,11 @@ from joynexus.models.prefix import PrefixBatch, PrefixFeatures
 from joynexus.models.prefix_store import PrefixStore
 from joynexus.observability.engine_usage import Kind
 from joynexus.training.call_queue import QueuedCall
+from joynexus.training.carried import GivenFeatures, given_features
 from joynexus.training.losses import LossInputs, LossRows, find_loss
 from joynexus.training.optimizer import gradient_norm
 from joynexus.training.slot import TrainableState, TrainingSlot
-from joynexus.training.validation import check_finite, counted_rows
+from joynexus.training.validation import check_finite, counted_rows, counting_rows
 from joynexus.types import TrainingBatch
 
 log = logging.getLogger(__name__)
@@ -41,8 +46,12 @@ class Member:
     batch: TrainingBatch | None = None
     """Rows that count."""
     prefix: PrefixBatch | None = None
+    """Rows that need features; None where all came with the call."""
     keys: list[bytes] = field(default_factory=list[bytes])
+    given: GivenFeatures | None = None
+    """Features that came with the call."""
     features: PrefixFeatures | None = None
+    """Of all rows that count."""
     encoded: int = 0
     reused: int = 0
     carried: int = 0
@@ -85,11 +94,29 @@ def prepare(member: Member, backbone: Backbone) -> None:
         batch = counted_rows(call.batch, function)
         if len(batch) > 0:
             check_finite(batch)
-            member.prefix = prepare_prefix(backbone, member.slot.policy, batch.observation)
-            member.keys = prefix_keys(member.prefix, member.slot.signature)
+            if member.queued.features is None:
+                _prepare_features(member, batch, backbone)
+            else:
+                keep = counting_rows(call.batch, function)
+                held = [row for row, counts in zip(member.queued.features, keep, strict=True) if counts]
+                member.features, member.reused = _gather(held, backbone.device), len(held)
         member.batch = batch
     except Exception as error:  # noqa: BLE001  # the tenant's boundary
         member.error = tenant_error(member.slot, error)
+
+
+def _prepare_features(member: Member, batch: TrainingBatch, backbone: Backbone) -> None:
+    """Take the features that a tenant brought with its call, and note the rows that have none."""
+    seen, slot = batch.observation, member.slot
+    if batch.num_featured:
+        given = given_features(batch, slot.policy, slot.signature, backbone)
+        member.carried = len(given.features)
+        if member.carried == len(batch):
+            member.features = given.features
+            return
+        member.given, seen = given, seen.rows(np.flatnonzero(~given.rows))
+    member.prefix = prepare_prefix(backbone, slot.policy, seen)
+    member.keys = prefix_keys(member.prefix, slot.signature)
 
 
 def encode_group(members: Sequence[Member], backbone: Backbone, store: PrefixStore) -> None:
@@ -100,7 +127,7 @@ def encode_group(members: Sequence[Member], backbone: Backbone, store: PrefixSto
         backbone: Runs over what the store lacks, once for all.
         store: Where features are kept.
     """
-    waiting = [member for member in members if member.error is None and member.num_rows > 0]
+    waiting = [member for member in members if member.error is None and member.num_looked_up > 0]
     if not waiting:
         return
     try:
@@ -120,11 +147,12 @@ def _encode(members: Sequence[Member], backbone: Backbone, store: PrefixStore) -
     features, count = encode(backbone, store, _stack(prefixes), keys, members[0].slot.signature)
     start = 0
     for member in members:
-        stop = start + member.num_rows
+        stop = start + member.num_looked_up
         # A copy of its own: no module can reach a neighbour's rows, and memory is aligned as it would be alone.
-        member.features = features if len(members) == 1 else _copy(features.slice(start, stop))
+        own = features if len(members) == 1 else features.slice(start, stop).map(Tensor.clone)
+        member.features = own if member.given is None else member.given.merge(own)
         member.encoded = sum(count.encoded[start:stop])
-        member.reused = member.num_rows - member.encoded
+        member.reused = member.num_looked_up - member.encoded
         start = stop
 
 
@@ -226,11 +254,6 @@ def _stack(parts: Sequence[PrefixBatch]) -> PrefixBatch:
     )
 
 
-def _copy(rows: PrefixFeatures) -> PrefixFeatures:
-    return PrefixFeatures(
-        hidden=rows.hidden.clone(),
-        pad=rows.pad.clone(),
-        keys=tuple(each.clone() for each in rows.keys),
-        values=tuple(each.clone() for each in rows.values),
-        signature=rows.signature,
-    )
+def _gather(rows: Sequence[PrefixFeatures], device: torch.device) -> PrefixFeatures:
+    """Copy single rows, wherever the store kept each, into one batch on the device."""
+    return PrefixFeatures.concatenate([row.map(lambda each: each.to(device)) for row in rows])

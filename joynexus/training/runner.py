@@ -89,6 +89,8 @@ class GroupRunner:
         """Note which rows a tenant uses; those that have left the store are left out before the note outgrows it."""
         keys = member.slot.prefix_keys
         keys.update(member.keys)
+        if member.queued.sample_keys is not None and member.batch is not None and member.keys:
+            member.queued.sample_keys.learn(member.batch.sample_ids, member.keys, self._store)
         if len(keys) > 2 * len(self._store) + KEPT_KEYS:
             keys.intersection_update(key for key in list(keys) if key in self._store)
 
@@ -101,7 +103,7 @@ class GroupRunner:
             span.split = {member.slot.tenant: member.encoded for member in members}
             if not any(span.split.values()):  # all were found: the time is that of the look-up
                 span.kind = "copy"
-                span.split = {member.slot.tenant: member.num_looked_up for member in members}
+                span.split = {member.slot.tenant: max(member.num_looked_up, 1) for member in members}
 
     def _part(self, member: Member) -> bool:
         """Compute one tenant's part, let it take effect, and answer it; False if the slot was closed or loaded."""

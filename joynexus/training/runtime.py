@@ -1,6 +1,6 @@
 """The training runtime: engine, learners, checkpoints and publications of all tenants, driven by one thread.
 
-    loop:  offer(items of the queue) -> step() -> acknowledge what it returns
+    loop:  offer(items of the queue) -> fetch what take_incomplete() names -> step() -> acknowledge what it returns
     step:  each tenant's learner gives its next call -> one group step of the engine -> each result is taken in;
            at a boundary: version + 1, checkpoint, publish, and only then are the items acknowledged
 
@@ -138,6 +138,14 @@ class TrainingRuntime:
             if run is None or run.workload is None or not run.workload.offer(item):
                 refused.append(item.item_id)
         return refused
+
+    def take_incomplete(self) -> list[LaneItem]:
+        """Return, once, items that came without frames and that the prefix store can't complete.
+
+        Offer each again in full, under the same id: its place is kept, and the learner waits for it.
+        """
+        runs = [run.workload for run in self._runs.values() if run.workload is not None]
+        return [item for run in runs for item in run.take_incomplete()]
 
     def step(self) -> StepOutcome:
         """Run one group step."""

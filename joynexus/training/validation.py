@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool
 
 from joynexus.errors import InvalidBatchError, NonFiniteError
 from joynexus.models.policy import check_observation
+from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.tenant import PolicySpec
 from joynexus.training.losses import TRACE, VALID, LossFunction, find_loss
 from joynexus.training.schedule import check_optimizer
@@ -46,6 +48,20 @@ def check_call(call: TrainingCall, policy: PolicySpec, *, has_features: bool = F
         problems = [*_array_problems(call.batch, policy), *_extra_problems(call.batch, function)]
         if problems:
             raise InvalidBatchError(f"{who}: {'; '.join(problems)}. Send what policy and loss need.")
+
+
+def check_held(call: TrainingCall, features: Sequence[PrefixFeatures] | None, signature: str) -> None:
+    """Refuse features beside a call that are not of its rows.
+
+    Raises:
+        InvalidBatchError: If there are more or fewer than rows, or they were computed under another signature.
+    """
+    rows = 0 if call.batch is None else len(call.batch)
+    if features is not None and (len(features) != rows or any(each.signature != signature for each in features)):
+        raise InvalidBatchError(
+            f"tenant {call.tenant!r}, call {call.sequence}: {len(features)} rows of features for {rows} rows of "
+            f"signature {signature}. Give each row its own, or none."
+        )
 
 
 def _check_module(function: LossFunction, loss: Loss, policy: PolicySpec) -> None:

@@ -2,13 +2,15 @@
 
 import dataclasses
 import logging
+import math
 from concurrent.futures import Future
 
 from joynexus.specs.registry import load_implementation
 from joynexus.specs.tenant import RlSpec, TenantSpec
 from joynexus.training.engine import TrainingEngine
-from joynexus.training.learners.base import Learner
+from joynexus.training.learners.base import Learner, LearnerCall
 from joynexus.training.learners.sft import SftLearner
+from joynexus.training.light_items import LightItems
 from joynexus.types import LaneItem, TrainingCall, TrainingResult, WorkloadProgress
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,9 @@ class WorkloadRun:
         self._tenant = learner.tenant.tenant
         self._engine = engine
         self._under_way: Future[TrainingResult] | None = None
+        self._call: LearnerCall | None = None
+        """The learner's call that is under way, or that waits for its item's frames."""
+        self._light = LightItems(engine.hold) if learner.names_items else None
 
     @property
     def is_busy(self) -> bool:
@@ -46,7 +51,11 @@ class WorkloadRun:
         if not self.is_busy:
             return False
         try:
+            if self._light is not None and self._light.complete(item):
+                return True
             is_taken = self.learner.offer(item) == "ok"
+            if is_taken and self._light is not None:
+                self._light.take(item)
             self.look()
         except Exception as error:  # noqa: BLE001  # the tenant's boundary
             self.fail(error)
@@ -58,33 +67,66 @@ class WorkloadRun:
         if not self.is_busy or self._under_way is not None:
             return
         try:
-            call = self.learner.next_call()
-            if call is not None:
-                self._under_way = self._engine.submit(
-                    TrainingCall(
-                        tenant=self._tenant,
-                        sequence=self._engine.status(self._tenant).next_sequence,
-                        batch=call.batch,
-                        loss=call.loss,
-                        optimizer=call.optimizer,
-                        schedule_steps=call.schedule_steps,
-                    ),
-                    is_repeatable=False,
-                )
+            self._call = self._call or self.learner.next_call()
+            if self._call is not None:
+                self._submit(self._call)
         except Exception as error:  # noqa: BLE001  # the tenant's boundary
             self.fail(error)
+
+    def _submit(self, call: LearnerCall) -> None:
+        batch, features = call.batch, None
+        if self._light is not None and call.item_id is not None:
+            ready = self._light.ready(call.item_id)
+            if ready is None:
+                return
+            batch, features = ready
+        self._under_way = self._engine.submit(
+            TrainingCall(
+                tenant=self._tenant,
+                sequence=self._engine.status(self._tenant).next_sequence,
+                batch=batch,
+                loss=call.loss,
+                optimizer=call.optimizer,
+                schedule_steps=call.schedule_steps,
+            ),
+            is_repeatable=False,
+            features=features,
+            sample_keys=None if self._light is None else self._light.sample_keys,
+        )
+
+    def take_incomplete(self) -> list[LaneItem]:
+        """Return, once, the items without frames that the prefix store can't complete: to be offered again in full."""
+        return [] if self._light is None or not self.is_busy else self._light.take_incomplete()
 
     def take_answer(self) -> Future[TrainingResult] | None:
         """Return the future of the call under way once it is answered; None until then."""
         if self._under_way is None or not self._under_way.done():
             return None
         future, self._under_way = self._under_way, None
+        call, self._call = self._call, None
+        if self._light is not None and call is not None and call.item_id is not None:
+            self._light.done(call.item_id)
         return future
 
     def look(self) -> WorkloadProgress:
         """Ask the learner how far it is; a workload that failed stays failed."""
-        self.progress = dataclasses.replace(self.learner.progress(), error=self.progress.error)
+        progress = self.learner.progress()
+        metrics = {**progress.metrics, **self._light_metrics()}
+        self.progress = dataclasses.replace(progress, metrics=metrics, error=self.progress.error)
         return self.progress
+
+    def _light_metrics(self) -> dict[str, float]:
+        """Tell what came without frames; nothing where nothing did."""
+        light = self._light
+        if light is None or light.found + light.fetched == 0:
+            return {}
+        seen = self.learner.tenant.policy.observation
+        row_bytes = len(seen.cameras) * math.prod(seen.image_size) * 3
+        return {
+            "light_items": float(light.found + light.fetched),
+            "fetched_items": float(light.fetched),
+            "saved_bytes": float(light.spared_rows * row_bytes),
+        }
 
     def fail(self, error: Exception) -> None:
         """End the workload, and log why with tenant and version."""

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from joynexus.specs.algorithm import OptimizerSpec
 from joynexus.specs.tenant import TenantSpec
@@ -27,6 +27,8 @@ class LearnerCall:
     """A training call without tenant and sequence number, which the runtime adds."""
 
     batch: TrainingBatch | None = None
+    item_id: str | None = None
+    """The lane item whose payload the batch is, unchanged; only such an item may come without frames."""
     loss: Loss | None = None
     optimizer: OptimizerSpec | None = None
     schedule_steps: int | None = None
@@ -47,6 +49,9 @@ class Learner(ABC):
 
     A third party's algorithm names its learner in its spec's ``implementation``.
     """
+
+    names_items: ClassVar[bool] = False
+    """Whether each call's batch is one lane item, named in its ``item_id``: its items may come without frames."""
 
     def __init__(self, tenant: TenantSpec, workload_index: int) -> None:
         """Start at the workload's beginning.

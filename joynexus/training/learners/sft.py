@@ -19,8 +19,10 @@ class SftLearner(Learner):
 
     Micro-batch ``i`` is the item with ordinal ``i``; out-of-order arrivals wait. ``gradient_accumulation`` of them make
     one optimizer step. Every ``checkpoint_every`` steps, and at the end, the parameters become a new policy version
-    and are made durable.
+    and are made durable. An item may come without frames: the runtime finds its features, or asks for it in full.
     """
+
+    names_items = True
 
     def __init__(self, tenant: TenantSpec, workload_index: int) -> None:
         super().__init__(tenant, workload_index)
@@ -70,6 +72,7 @@ class SftLearner(Learner):
         closes = (self._next + 1) % self._spec.gradient_accumulation == 0
         return LearnerCall(
             batch=item.payload,
+            item_id=item.item_id,
             loss=SUPERVISED,
             optimizer=self._spec.optimizer if closes else None,
             schedule_steps=self._spec.num_steps,

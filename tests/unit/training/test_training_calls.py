@@ -1,5 +1,6 @@
 """A tenant's calls: order, repetition, slots that come and go, futures, and what is refused."""
 
+import dataclasses
 import gc
 import threading
 import time
@@ -485,7 +486,8 @@ def test_a_batch_of_other_shapes_is_refused_at_once(change: dict[str, object], m
     data = object.__new__(TrainingBatch)
     original = with_arrays(batch(2, 1)) if "extras" not in change else batch(2, 1)
     seen = {name: getattr(original.observation, name) for name in ("images", "image_mask", "state", "instructions")}
-    fields = {name: getattr(original, name) for name in ("actions", "action_is_pad", "sample_ids", "extras")}
+    fields = {each.name: getattr(original, each.name) for each in dataclasses.fields(TrainingBatch)}
+    del fields["observation"]
     observed = object.__new__(type(original.observation))  # past the run-time checks of tests, as a user's arrays come
     for name, value in seen.items():
         object.__setattr__(observed, name, change.get(name, value))
