@@ -23,10 +23,11 @@ def write_page(result: "Benchmark", page: Path, *, command: str, plot: Path | No
         plot: Picture to show; it should lie beside the page.
     """
     place = result.environment
+    how = "Simulated" if result.name.startswith("simulation/") else "Measured"
     lines = [
         f"# {result.title}",
         "",
-        f"*Measured on {result.date}* with `{command}`.",
+        f"*{how} on {result.date}* with `{command}`.",
         "",
         result.question,
         "",

@@ -14,8 +14,8 @@ from benchmarks.simulation.workload import SftWork, Tenant
 
 ENDLESS = 1_000_000
 """Steps of a tenant that never finishes."""
-WARM_UP = 0.2
-"""Part of the groups before shares are counted: estimates are learnt, and stores filled."""
+WARM_UP = 0.4
+"""Part of the groups before shares are counted: stores are filled, and those who paid for it have caught up."""
 
 
 def backlogged(weights: Sequence[float], batch_rows: Sequence[int]) -> list[Tenant]:
