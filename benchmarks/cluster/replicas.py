@@ -9,6 +9,7 @@ import numpy as np
 from joynexus.actors.inference import InferenceReplica
 from joynexus.errors import JoyNexusError
 from joynexus.inference.engine import InferenceEngine
+from joynexus.models.backbone import load_backbone
 from joynexus.specs.service import ServiceSpec
 from joynexus.types import ActionChunk, PredictRequest
 
@@ -40,7 +41,7 @@ class NoOpReplica(InferenceReplica):
     @staticmethod
     def load_engine(spec: ServiceSpec, backbone: str) -> InferenceEngine:
         """Load the engine that does nothing."""
-        return _NoOpEngine.load(spec.backbones[backbone], spec.inference, backbone_name=backbone)
+        return _NoOpEngine(load_backbone(spec.backbones[backbone]), spec.inference, backbone_name=backbone)
 
 
 class MeasuredReplica(InferenceReplica):
