@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 class _Watched:
     role: Role
     restore: Callable[[], None]
+    on_answer: Callable[[Any], None] | None
     handle: Any
     ping: Any = None
     pinged_at: float = 0.0
@@ -55,19 +56,20 @@ class HealthManager:
         """End the thread after its current round."""
         self._stop.set()
 
-    def watch(self, role: Role, restore: Callable[[], None]) -> Any:  # noqa: ANN401
+    def watch(self, role: Role, restore: Callable[[], None], on_answer: Callable[[Any], None] | None = None) -> Any:  # noqa: ANN401
         """Start a role (or find it) and keep it alive.
 
         Args:
             role: What to start.
             restore: Called after the role was made anew: repeats what it had been told to do.
+            on_answer: Called with each answer to a ping.
 
         Returns:
             The actor's handle.
         """
         handle = start_role(role, self._namespace)
         with self._lock:
-            self._watched[role.name] = _Watched(role=role, restore=restore, handle=handle)
+            self._watched[role.name] = _Watched(role=role, restore=restore, on_answer=on_answer, handle=handle)
             self._monitor.add(role.name, tenant=role.tenant, now=time.monotonic())
         return handle
 
@@ -118,6 +120,8 @@ class HealthManager:
             return
         try:
             entry.answer = ray.get(entry.ping)
+            if entry.on_answer is not None:
+                entry.on_answer(entry.answer)
             self._monitor.answered(name, now=now)
         except (RayError, JoyNexusError) as error:
             self._monitor.died(name, reason=f"{type(error).__name__}: {first_line(error)}", now=now)

@@ -48,9 +48,13 @@ class InferenceReplica:
         setup_logging(spec.storage.root / names.LOGS, role=f"replica-{backbone}-{self._replica_id}")
         self._engine = self.load_engine(spec, backbone)
         self.max_batch_size = spec.inference.max_batch_size
-        self._batcher = GroupBatcher(self._engine.predict, self._engine.signature_of, spec.inference)
+        self._engine.idle.watch("no_data")
+        self._batcher = GroupBatcher(
+            self._engine.predict, self._engine.signature_of, spec.inference, because=self._engine.idle.because
+        )
         self._known: Known = {}
         self._told_at = -POLL_S
+        self._told_groups = 0
         self._arrived = asyncio.Condition()
         self._following: asyncio.Task[None] | None = None
         self._start_following()
@@ -85,6 +89,8 @@ class InferenceReplica:
         self._told_at = now if is_due else self._told_at
         usage = self._usage() if is_due else None
         changes: Changes = await store.follow.remote(self._replica_id, self._backbone, self._known, usage, POLL_S)
+        if usage is not None and len(usage["groups"]):
+            self._told_groups = int(usage["groups"].ordinal[-1]) + 1
         for tenant in changes.removed:
             self._engine.remove_policy(tenant)
             self._batcher.remove_tenant(tenant)
@@ -98,7 +104,9 @@ class InferenceReplica:
                 self._arrived.notify_all()
 
     def _usage(self) -> dict[str, Any]:
-        return {"backbone": self._backbone, "engine": self._engine.usage()}
+        """Sums, and the groups since those that the store has: in columns, so that none of it delays a request."""
+        groups = self._engine.groups_since(self._told_groups)
+        return {"backbone": self._backbone, "engine": self._engine.usage(), "groups": groups}
 
     async def predict(self, request: PredictRequest) -> ActionChunk:
         """Act for some rows of one tenant, in a group with whoever else asks.

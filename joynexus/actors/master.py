@@ -32,6 +32,7 @@ from joynexus.actors.training import TrainingActor
 from joynexus.actors.usage import UsageBook
 from joynexus.actors.workloads import DriverContext
 from joynexus.errors import AdmissionError, JoyNexusError, ServiceError, TenantExistsError, TenantNotFoundError
+from joynexus.observability.group_log import GroupColumns
 from joynexus.observability.logs import setup_logging
 from joynexus.queues.training_queue import TrainingQueue
 from joynexus.scheduling.admission import ServiceState, admit
@@ -72,7 +73,7 @@ class Master:
         self._fault: JoyNexusError | None = None
         self._ready = threading.Event()
         self._health = HealthManager(self._spec.health, self._namespace, on_failed=self._role_failed)
-        self._usage = UsageBook(self._health, list(self._spec.backbones), self._namespace)
+        self._usage = UsageBook(self._spec, self._namespace, self._root / "state" / f"{self._spec.service}.usage.json")
         self._started_at = time.time()
         self._closing = threading.Lock()
         self._is_closed = False
@@ -129,7 +130,9 @@ class Master:
             bundle=0,
         )
         self._health.watch(lanes, lambda: self._restore_queue(backbone))
-        self._health.watch(trainer, lambda: self._restore_trainer(backbone))
+        self._health.watch(
+            trainer, lambda: self._restore_trainer(backbone), lambda answer: self._usage.observe(backbone, answer)
+        )
         deploy_replicas(self._spec, backbone)
 
     # ---- what a role that was made anew has to be told
@@ -298,9 +301,17 @@ class Master:
         """A tenant's spec as JSON."""
         return self._record(tenant).spec.model_dump_json()
 
-    async def usage(self) -> dict[str, Any]:
-        """Device-seconds, encoded and reused prefixes and groups, of trainers and replicas, over all restarts."""
-        return await asyncio.to_thread(self._usage.report)
+    async def usage(self, *, fresh: bool = False) -> dict[str, Any]:
+        """Device-seconds, idle time, prefixes and group sizes, of trainers and replicas, over all restarts.
+
+        Args:
+            fresh: Ask every engine now, in place of what each told last, up to some seconds ago.
+        """
+        return await asyncio.to_thread(self._usage.report, fresh=fresh)
+
+    async def groups(self) -> dict[str, dict[str, GroupColumns]]:
+        """The groups of each backbone's trainer and of its replicas, thinned out where there were many."""
+        return await asyncio.to_thread(self._usage.groups)
 
     async def restarts(self) -> dict[str, int]:
         """How often each role was made anew."""

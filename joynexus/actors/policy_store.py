@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import ray
 
+from joynexus.observability.group_log import GroupColumns, GroupLog, empty_columns
 from joynexus.types import PolicySnapshot
 
 BY_VALUE_BYTES = 1 << 20
@@ -51,6 +52,9 @@ class _Replica:
     backbone: str
     known: "Known"
     usage: Mapping[str, Any]
+    told_at: float
+    """When it told its usage."""
+    groups: GroupLog
     seen_at: float
 
 
@@ -129,16 +133,14 @@ class PolicyStore:
             replica: The replica's id.
             backbone: What it serves.
             known: What it holds.
-            usage: Its usage so far, for the ledger; None where it was told a moment ago.
+            usage: Its usage so far, for the ledger, with the ``groups`` that are new; None where it was told a moment
+                ago.
             timeout_s: Answer empty after this long, so that usage is reported again.
 
         Returns:
             Versions to load (base first where the tenant is new to the replica) and tenants to drop.
         """
-        if usage is None:
-            told = self._replicas.get(replica)
-            usage = {} if told is None else told.usage
-        self._replicas[replica] = _Replica(backbone=backbone, known=known, usage=usage, seen_at=time.monotonic())
+        self._take(replica, backbone, known, usage)
         async with self._changed:
             self._changed.notify_all()  # `served` counts what replicas know
             try:
@@ -146,6 +148,23 @@ class PolicyStore:
             except TimeoutError:
                 return Changes()
             return self._changes(backbone, known)
+
+    def _take(self, replica: str, backbone: str, known: Known, usage: Mapping[str, Any] | None) -> None:
+        """Note what a replica says at its poll."""
+        told, now = self._replicas.get(replica), time.monotonic()
+        entry = _Replica(
+            backbone=backbone,
+            known=known,
+            usage={} if told is None else told.usage,
+            told_at=0.0 if told is None else told.told_at,
+            groups=GroupLog() if told is None else told.groups,
+            seen_at=now,
+        )
+        if usage is not None:
+            entry.usage = {name: value for name, value in usage.items() if name != "groups"}
+            entry.told_at = now
+            entry.groups.extend(usage.get("groups") or empty_columns())
+        self._replicas[replica] = entry
 
     def _marks(self, backbone: str) -> dict[str, tuple[int, int]]:
         return {tenant: entry.mark for tenant, entry in self._entries.items() if entry.backbone == backbone}
@@ -191,6 +210,19 @@ class PolicyStore:
         ]
         return bool(alive) and all(each.known.get(tenant, (0, -1)) >= (entry.life, version) for each in alive)
 
-    async def inference_usage(self) -> dict[str, Mapping[str, Any]]:
-        """Return the last usage that each replica told, dead ones included."""
+    async def inference_usage(self, fresh_s: float = 0.0) -> dict[str, Mapping[str, Any]]:
+        """Return the last usage that each replica told, dead ones included.
+
+        Args:
+            fresh_s: Wait for so long until every living replica has told it anew.
+        """
+        asked = time.monotonic()
+        while (now := time.monotonic()) < asked + fresh_s:
+            if all(each.told_at > asked for each in self._replicas.values() if now - each.seen_at < REPLICA_SILENCE_S):
+                break
+            await asyncio.sleep(0.05)
         return {name: replica.usage for name, replica in self._replicas.items()}
+
+    async def inference_groups(self) -> list[tuple[str, GroupColumns]]:
+        """Return the backbone and the groups of each replica, dead ones included."""
+        return [(replica.backbone, replica.groups.since()) for replica in self._replicas.values()]

@@ -25,6 +25,7 @@ from ray.exceptions import RayError
 from joynexus.actors import names, ray_calls
 from joynexus.actors.turns import Turns
 from joynexus.errors import ServiceError
+from joynexus.observability.group_log import GroupColumns
 from joynexus.observability.logs import setup_logging
 from joynexus.observability.records import progress_metrics, result_metrics
 from joynexus.observability.sinks import MetricsWriter
@@ -56,15 +57,18 @@ class TrainingActor:
         self._consumer = names.trainer(backbone)
         setup_logging(spec.storage.root / names.LOGS, role=self._consumer)
         engine = TrainingEngine.load(spec.backbones[backbone], spec.training, backbone_name=backbone)
+        self._engine = engine
         self._snapshots: asyncio.Queue[PolicySnapshot] = asyncio.Queue()
         self._runtime = TrainingRuntime(engine, publish=self._hand_over, keep_checkpoints=spec.storage.keep_checkpoints)
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[tuple[LaneItem, ...]] = queue.SimpleQueue()
+        self._gathered_s = self._slept_s = 0.0
+        """Since there was work: how long new items waited for their group, and how long the compute thread slept."""
         self._inboxed: Counter[str] = Counter()
         self._turns = Turns()
         self._wanted: dict[str, int] = {}
         self._wake = threading.Event()
-        self._state: dict[str, Any] = {"progress": {}, "usage": self._runtime.usage()}
+        self._progress: dict[str, WorkloadProgress] = {}
         self._tick = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -84,7 +88,17 @@ class TrainingActor:
         self._start()
         if self._fault is not None:
             raise ServiceError(f"{self._consumer}: compute thread ended: {self._fault}")
-        return {**self._state, "silent_s": time.monotonic() - self._tick}
+        return {
+            "progress": self._progress,
+            "usage": self._engine.usage(),
+            "groups": self._groups(),
+            "silent_s": time.monotonic() - self._tick,
+        }
+
+    def _groups(self) -> GroupColumns:
+        """The groups of the last pings' time: a lost answer loses none, and whoever collects knows them by ordinal."""
+        groups = self._engine.groups_since()
+        return groups.pick(groups.time_s > time.time() - max(10.0, 3 * self._spec.health.period_s))
 
     def _start(self) -> None:
         """Start thread and tasks once there is an event loop: the constructor runs outside it."""
@@ -97,6 +111,7 @@ class TrainingActor:
     # ---- the compute thread
 
     def _compute(self) -> None:
+        self._engine.idle.watch("control")  # but for what the engine itself counts as its work
         try:
             while True:
                 self._tick = time.monotonic()
@@ -106,12 +121,24 @@ class TrainingActor:
                 self._acknowledge([*refused, *outcome.acknowledged])
                 self._note(outcome)
                 self._look()
-                if not outcome.did_work:
-                    self._wake.wait(IDLE_S)
-                    self._wake.clear()
+                if outcome.did_work:
+                    self._gathered_s = self._slept_s = 0.0
+                else:
+                    self._sleep()
         except Exception as error:  # tenants' faults end in their own results; this is one of ours
             log.exception("compute thread of %s", self._consumer)
             self._fault = f"{type(error).__name__}: {error}"
+
+    def _sleep(self) -> None:
+        """Wait for items, calls or commands; items tell when they come for how long they waited for their group."""
+        began = time.monotonic()
+        with self._engine.idle.because("waiting_for_group" if self._engine.has_work else "no_data"):
+            self._wake.wait(IDLE_S)
+            self._wake.clear()
+        self._slept_s += time.monotonic() - began
+        if self._gathered_s > 0:
+            self._engine.idle.move(min(self._gathered_s, self._slept_s), "no_data", "waiting_for_group")
+            self._gathered_s = self._slept_s = 0.0
 
     def _run_commands(self) -> None:
         while True:
@@ -156,7 +183,7 @@ class TrainingActor:
     def _look(self) -> None:
         """Publish what other threads may read: they never touch the runtime."""
         self._wanted = self._runtime.wanted()
-        self._state = {"progress": self._runtime.progress(), "usage": self._runtime.usage()}
+        self._progress = self._runtime.progress()
 
     def _acknowledge(self, item_ids: list[str]) -> None:
         if item_ids and self._loop is not None:
@@ -188,6 +215,7 @@ class TrainingActor:
                 await asyncio.sleep(0.5)
                 continue
             if lease.items:
+                self._gathered_s += lease.waited_s
                 self._inboxed.update(item.tenant for item in lease.items)
                 self._inbox.put(lease.items)
                 self._wake.set()

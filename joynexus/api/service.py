@@ -10,6 +10,7 @@ import ray
 from joynexus.actors import cluster, names
 from joynexus.actors.roles import RoleClient
 from joynexus.api.tenant import Run, Tenant
+from joynexus.observability.group_log import GroupColumns
 from joynexus.specs.loading import load_service, load_tenant
 from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import TenantSpec
@@ -108,9 +109,17 @@ class Service:
         """Every tenant's state, progress and charge."""
         return self.master.call("status")
 
-    def usage(self) -> dict[str, Any]:
-        """Device-seconds, encoded and reused prefixes and groups."""
-        return self.master.call("usage")
+    def usage(self, *, fresh: bool = False) -> dict[str, Any]:
+        """What the engines did and for whom, by backbone, and then for ``training`` and ``inference``.
+
+        Args:
+            fresh: Up to this moment, in place of up to some seconds ago; takes up to some seconds.
+        """
+        return self.master.call("usage", fresh=fresh)
+
+    def groups(self) -> dict[str, dict[str, GroupColumns]]:
+        """The groups that went through the engines together; keys as in :meth:`usage`."""
+        return self.master.call("groups")
 
     def stop(self, tenant: str) -> str:
         """Stop a tenant, wait until nothing of it is left, and return its final status."""

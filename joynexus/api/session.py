@@ -8,6 +8,7 @@ import json
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +20,14 @@ import ray
 
 from joynexus.actors import cluster
 from joynexus.actors.lifeline import lifeline
-from joynexus.actors.usage import merge_usage
 from joynexus.api.service import Service
 from joynexus.errors import JoyNexusError, ServiceError
+from joynexus.observability.group_log import GroupColumns
 from joynexus.observability.plot import GroupMark, plot_run
-from joynexus.observability.report import GroupCounts, ServiceReport, TenantReport, WorkloadReport
+from joynexus.observability.report import EngineTimes, GroupCounts, ServiceReport, TenantReport, WorkloadReport
 from joynexus.observability.sinks import read_metrics
 from joynexus.observability.summary import SUMMARY_FILE, build_summary, write_summary
+from joynexus.observability.usage_counts import usage_growth
 from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import TenantSpec
 
@@ -161,7 +163,7 @@ def _own_service(spec: ServiceSpec, root: Path, num_cpus: int | None) -> Generat
 
 def _run_on(service: Service, tenants: Sequence[TenantSpec], folder: Path, progress: Progress) -> RunOutcome:
     started = time.monotonic()
-    before = service.usage()
+    before = service.usage(fresh=True)
     submitted: list[str] = []
     with lifeline() as line:  # a driver that is killed can't stop its tenants: the Master then does
         try:
@@ -173,23 +175,25 @@ def _run_on(service: Service, tenants: Sequence[TenantSpec], folder: Path, progr
             for name in submitted:
                 service.request_stop(name)
             raise
+    wall_s = time.monotonic() - started
+    grown = _growth(tenants, before, service.usage(fresh=True))
     outcome = RunOutcome(
         folder=folder,
-        service=_service_report(tenants, before, service.usage(), time.monotonic() - started),
-        tenants=tuple(_tenant_report(name, status) for name, status in statuses.items()),
+        service=_service_report(tenants, grown, wall_s),
+        tenants=tuple(_tenant_report(name, status, grown) for name, status in statuses.items()),
     )
     write_summary(folder / SUMMARY_FILE, outcome.service, outcome.tenants)
-    _plot(folder, submitted, service.usage())
+    _plot(folder, submitted, service.groups())
     return outcome
 
 
-def _plot(folder: Path, tenants: Sequence[str], usage: Mapping[str, Any]) -> None:
+def _plot(folder: Path, tenants: Sequence[str], engines: Mapping[str, Mapping[str, GroupColumns]]) -> None:
     metrics = {name: read_metrics(folder / "tenants" / name) for name in tenants}
     groups = {
         kind: [
-            GroupMark(time_s=each["time_s"], num_tenants=each["tenants"], num_samples=each["samples"])
-            for engines in usage.values()
-            for each in engines[kind]["groups"]
+            GroupMark(time_s=float(time_s), num_tenants=int(tenants), num_samples=int(samples))
+            for each in engines.values()
+            for time_s, tenants, samples in zip(each[kind].time_s, each[kind].tenants, each[kind].samples, strict=True)
         ]
         for kind in ("training", "inference")
     }
@@ -199,7 +203,10 @@ def _plot(folder: Path, tenants: Sequence[str], usage: Mapping[str, Any]) -> Non
         raise JoyNexusError(f"{folder / 'run.png'}: the run is complete, but can't be drawn: {error}") from error
 
 
-def _tenant_report(name: str, status: Mapping[str, Any]) -> TenantReport:
+def _tenant_report(name: str, status: Mapping[str, Any], grown: Mapping[str, Mapping[str, Any]]) -> TenantReport:
+    by_kind: Counter[str] = Counter()
+    for each in grown.values():
+        by_kind.update(each["by_kind"].get(name, {}))
     workloads = tuple(
         WorkloadReport.from_results(
             each["type"],
@@ -214,38 +221,54 @@ def _tenant_report(name: str, status: Mapping[str, Any]) -> TenantReport:
         status=status["status"],
         policy_version=status["policy_version"],
         signature=status["signature"],
-        device_seconds=status["device_seconds"],
+        device_seconds=sum(by_kind.values(), start=0.0),
+        device_seconds_by_kind=dict(by_kind),
+        prefixes={kind: each["prefixes"][name] for kind, each in grown.items() if name in each["prefixes"]},
+        samples={kind: each["samples"][name] for kind, each in grown.items() if name in each["samples"]},
         workloads=workloads,
         error=status["reason"],
     )
 
 
-def _service_report(
-    tenants: Sequence[TenantSpec], before: Mapping[str, Any], after: Mapping[str, Any], wall_s: float
-) -> ServiceReport:
+def _growth(
+    tenants: Sequence[TenantSpec], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return what training and inference added for a run, on the backbones that it used."""
     names = sorted({each.policy.backbone for each in tenants})
-    training = _growth([before[each]["training"] for each in names], [after[each]["training"] for each in names])
-    inference = _growth([before[each]["inference"] for each in names], [after[each]["inference"] for each in names])
+    return {
+        kind: usage_growth([before[each][kind] for each in names], [after[each][kind] for each in names])
+        for kind in ("training", "inference")
+    }
+
+
+def _service_report(
+    tenants: Sequence[TenantSpec], grown: Mapping[str, Mapping[str, Any]], wall_s: float
+) -> ServiceReport:
+    training, inference = grown["training"], grown["inference"]
     return ServiceReport(
-        backbone=", ".join(names),
+        backbone=", ".join(sorted({each.policy.backbone for each in tenants})),
         wall_s=wall_s,
         backbone_samples=training["encoded"] + inference["encoded"],
-        training_samples=round(training["mean_samples"] * training["num_groups"]),
+        training_samples=sum(training["samples"].values()),
         store_hits=training["reused"] + inference["reused"],
         store_misses=training["encoded"] + inference["encoded"],
         training=_groups(training),
         inference=_groups(inference),
+        engines={kind: _times(each) for kind, each in grown.items()},
     )
 
 
-def _growth(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what was added to the counts of engines that may have served others before."""
-    old, new = merge_usage(before), merge_usage(after)
-    count = new["num_groups"] - old["num_groups"]
-    grown = {key: new[key] - old[key] for key in ("busy_seconds", "encoded", "reused", "num_groups")}
-    for key in ("mean_tenants", "mean_samples"):
-        grown[key] = (new[key] * new["num_groups"] - old[key] * old["num_groups"]) / max(count, 1)
-    return grown
+def _times(usage: Mapping[str, Any]) -> EngineTimes:
+    by_kind: Counter[str] = Counter()
+    for each in usage["by_kind"].values():
+        by_kind.update(each)
+    return EngineTimes(
+        busy_seconds=usage["busy_seconds"],
+        wall_seconds=usage["wall_seconds"],
+        capacity_seconds=usage["capacity_seconds"],
+        idle=usage["idle"],
+        by_kind=dict(by_kind),
+    )
 
 
 def _groups(usage: Mapping[str, Any]) -> GroupCounts:
@@ -270,4 +293,8 @@ def _sum_services(parts: Sequence[ServiceReport]) -> ServiceReport:
         store_misses=sum(each.store_misses for each in parts),
         training=merged([each.training for each in parts]),
         inference=merged([each.inference for each in parts]),
+        engines={
+            kind: sum((each.engines[kind] for each in parts if kind in each.engines), EngineTimes())
+            for kind in ("training", "inference")
+        },
     )

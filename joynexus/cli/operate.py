@@ -73,26 +73,17 @@ def status(*, name: Named = None, as_json: AsJson = False) -> None:
 
 
 def usage(*, name: Named = None, as_json: AsJson = False) -> None:
-    """Show what the engines did, and for whom: device-seconds, encoded and reused prefixes, groups."""
-    found = _connect(name).usage()
+    """Show where every device-second and every prefix went: by tenant and kind, and why engines were idle."""
+    from joynexus.cli.usage import engines_table, tenants_table
+
+    found = _connect(name).usage(fresh=True)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
     for backbone, engines in found.items():
         for kind, each in engines.items():
-            console().print(_usage_table(f"{backbone}: {kind}", each))
-
-
-def _usage_table(title: str, found: dict[str, Any]) -> Table:
-    table = Table("tenant", "device s", "share", title=title)
-    busy = found["busy_seconds"] or 1.0
-    for tenant, seconds in sorted(found["device_seconds"].items()):
-        table.add_row(tenant, f"{seconds:.2f}", f"{100 * seconds / busy:.1f} %")
-    table.caption = (
-        f"busy {found['busy_seconds']:.1f} s, {found['encoded']} prefixes encoded, {found['reused']} reused, "
-        f"{found['num_groups']} groups of {found['mean_tenants']:.2f} tenants and {found['mean_samples']:.1f} samples"
-    )
-    return table
+            console().print(tenants_table(f"{backbone}: {kind}", each))
+    console().print(engines_table(found))
 
 
 def logs(

@@ -115,9 +115,12 @@ class DeviceClock:
         finally:
             self._exit()
             evenly = dict.fromkeys(self._taking_part, 1.0)
-            parts = [(Span(span.kind, span.split or evenly), begin, end) for span, begin, end in self._rest]
+            parts = [
+                (Span(span.kind, span.split if any(span.split.values()) else evenly), begin, end)
+                for span, begin, end in self._rest
+            ]
+            self._rest = []
             with self._lock:
-                self._rest = []
                 self._pending.extend(part for part in parts if part[0].split)
             self.settle()
 
@@ -152,7 +155,7 @@ class DeviceClock:
                     return
                 self._pending.popleft()
                 total = sum(span.split.values())
-                for tenant, weight in span.split.items():
+                for tenant, weight in span.split.items() if seconds else ():
                     share = seconds * weight / total
                     self._spent[tenant] += share
                     self._ledger.charge(tenant, span.kind, share)

@@ -115,14 +115,14 @@ class EngineLedger:
         times = self.idle.times()
         with self._lock:
             by_kind = {tenant: dict(kinds) for tenant, kinds in self._seconds.items()}
-            seconds = {tenant: sum(kinds.values()) for tenant, kinds in by_kind.items()}
+            seconds = {tenant: sum(kinds.values(), start=0.0) for tenant, kinds in by_kind.items()}
             total = sum(self._rows.values(), RowCount())
             groups = self.groups.next_ordinal
             return EngineUsage(
                 device_seconds=seconds,
                 by_kind=by_kind,
-                busy_seconds=sum(seconds.values()),
-                idle=dict(times.idle),
+                busy_seconds=sum(seconds.values(), start=0.0),
+                idle={str(reason): seconds for reason, seconds in times.idle.items()},
                 wall_seconds=times.wall_seconds,
                 capacity_seconds=times.wall_seconds * self._num_cores,
                 samples={tenant: each.samples for tenant, each in self._rows.items()},

@@ -37,7 +37,7 @@ class _Sums:
     def add(self, phase: _Phase, seconds: float) -> None:
         if phase.reason is None:
             self.working += seconds
-        else:
+        elif seconds:
             self.idle[phase.reason] = self.idle.get(phase.reason, 0.0) + seconds
 
 
@@ -59,6 +59,12 @@ class IdleClock:
         self._phases: list[_Phase] = []
         self._since = 0.0
         self._sums = _Sums()
+
+    def watch(self, reason: IdleReason) -> None:
+        """Begin to watch: what is in no block is from now on idle for this reason."""
+        with self._lock:
+            self._book()
+            self._phases.insert(0, _Phase(reason))
 
     @contextmanager
     def because(self, reason: IdleReason) -> Generator[None]:

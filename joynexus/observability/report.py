@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 Status = Literal["PENDING", "RUNNING", "COMPLETED", "INCOMPLETE", "FAILED", "STOPPED"]
@@ -82,6 +83,12 @@ class TenantReport:
     signature: str = ""
     device_seconds: float = 0.0
     """Charged, training and inference together."""
+    device_seconds_by_kind: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The same seconds by what the device did: see :data:`joynexus.observability.engine_usage.KINDS`."""
+    prefixes: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    """For ``training`` and ``inference``: how many were ``encoded``, ``reused`` and ``carried``."""
+    samples: Mapping[str, int] = field(default_factory=dict[str, int])
+    """For ``training`` and ``inference``: rows that were trained on, or acted for."""
     workloads: tuple[WorkloadReport, ...] = ()
     error: str | None = None
     """Why it failed: ``ErrorClass: message``."""
@@ -97,6 +104,8 @@ class TenantReport:
             "device_seconds": self.device_seconds,
             "workloads": [each.to_json() for each in self.workloads],
         }
+        counted = ("device_seconds_by_kind", "prefixes", "samples")
+        values |= {name: getattr(self, name) for name in counted if getattr(self, name)}
         if self.error is not None:
             values["error"] = self.error
         return {**values, **{name: value for name, value in self.details.items() if name not in values}}
@@ -124,6 +133,52 @@ class GroupCounts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EngineTimes:
+    """How the engines of one kind spent their time: the trainers, or the replicas."""
+
+    busy_seconds: float = 0.0
+    """Of the device: CUDA events on a GPU, CPU time of the engine's threads on a CPU."""
+    wall_seconds: float = 0.0
+    """For so long their loops were watched, one after the other."""
+    capacity_seconds: float = 0.0
+    """The same times their cores."""
+    idle: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Wall seconds by reason."""
+    by_kind: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Busy seconds by what the device did."""
+
+    @property
+    def utilisation(self) -> float | None:
+        """Part of the capacity that was used; None where nothing was watched."""
+        return self.busy_seconds / self.capacity_seconds if self.capacity_seconds > 0 else None
+
+    def __add__(self, other: "EngineTimes") -> "EngineTimes":
+        return EngineTimes(
+            busy_seconds=self.busy_seconds + other.busy_seconds,
+            wall_seconds=self.wall_seconds + other.wall_seconds,
+            capacity_seconds=self.capacity_seconds + other.capacity_seconds,
+            idle=_summed(self.idle, other.idle),
+            by_kind=_summed(self.by_kind, other.by_kind),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Write all fields, and the utilisation."""
+        return {
+            "busy_seconds": self.busy_seconds,
+            "wall_seconds": self.wall_seconds,
+            "capacity_seconds": self.capacity_seconds,
+            "utilisation": self.utilisation,
+            "idle": dict(self.idle),
+            "by_kind": dict(self.by_kind),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "EngineTimes":
+        """Read what ``to_json`` wrote."""
+        return cls(**{name: value for name, value in values.items() if name != "utilisation"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceReport:
     """What the service did for all tenants together."""
 
@@ -138,9 +193,17 @@ class ServiceReport:
     store_misses: int = 0
     training: GroupCounts = GroupCounts()
     inference: GroupCounts = GroupCounts()
+    engines: Mapping[str, EngineTimes] = field(default_factory=dict[str, EngineTimes])
+    """Of ``training`` and ``inference``."""
+
+    @property
+    def idle(self) -> dict[str, float]:
+        """Wall seconds of all engines by the reason why they were idle."""
+        return _summed(*(each.idle for each in self.engines.values()))
 
     def to_json(self) -> dict[str, Any]:
         """Write the nested form of ``summary.json``."""
+        times = {"idle": self.idle, "engines": {kind: each.to_json() for kind, each in self.engines.items()}}
         return {
             "backbone": self.backbone,
             "wall_s": self.wall_s,
@@ -148,6 +211,7 @@ class ServiceReport:
             "training_samples": self.training_samples,
             "prefix_store": {"hits": self.store_hits, "misses": self.store_misses},
             "group_batches": {"training": self.training.to_json(), "inference": self.inference.to_json()},
+            **(times if self.engines else {}),
         }
 
     @classmethod
@@ -163,7 +227,12 @@ class ServiceReport:
             store_misses=store["misses"],
             training=GroupCounts(**groups["training"]),
             inference=GroupCounts(**groups["inference"]),
+            engines={kind: EngineTimes.from_json(each) for kind, each in values.get("engines", {}).items()},
         )
+
+
+def _summed(*parts: Mapping[str, float]) -> dict[str, float]:
+    return {name: sum(each.get(name, 0.0) for each in parts) for name in dict.fromkeys(chain(*parts))}
 
 
 def _renamed(results: Mapping[str, Any]) -> dict[str, Any]:

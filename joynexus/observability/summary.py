@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,10 @@ def write_summary(path: Path, service: ServiceReport, tenants: Sequence[TenantRe
 
 def summary_table(service: ServiceReport, tenants: Sequence[TenantReport]) -> Table:
     """Lay a run's reports out for a terminal: one row per workload, the service in the caption."""
-    table = Table("tenant", "status", "version", "device s", "workload", "done", "loss", "success", "notes")
+    table = Table("tenant", "status", "version", "device s", "encoded", "workload", "done", "loss", "success", "notes")
     for tenant in tenants:
-        head = (tenant.tenant, tenant.status, str(tenant.policy_version), f"{tenant.device_seconds:.1f}")
+        seconds, encoded = f"{tenant.device_seconds:.1f}", _encoded(tenant)
+        head = (tenant.tenant, tenant.status, str(tenant.policy_version), seconds, encoded)
         rows = [_workload_cells(each) for each in tenant.workloads] or [("-", "-", "-", "-", "")]
         for index, (*cells, note) in enumerate(rows):
             first = head if index == 0 else ("",) * len(head)
@@ -58,8 +59,27 @@ def summary_table(service: ServiceReport, tenants: Sequence[TenantReport]) -> Ta
         f"{service.backbone_samples} prefixes encoded for training and acting, {service.store_hits} reused, "
         f"{service.training.mean_tenants:.1f} tenants per training batch, "
         f"{service.inference.mean_tenants:.1f} per inference batch"
+        + "".join(f"\n{kind}: {times_line(each.to_json())}" for kind, each in service.engines.items())
     )
     return table
+
+
+def times_line(times: Mapping[str, Any]) -> str:
+    """Say in a line how engines spent their time.
+
+    Args:
+        times: ``busy_seconds``, ``utilisation`` and ``idle``, as engines' counts hold them.
+    """
+    used = times["utilisation"]
+    busy = f"busy {times['busy_seconds']:.1f} s" + ("" if used is None else f" ({used:.0%} of its capacity)")
+    idle = [f"{reason.replace('_', ' ')} {seconds:.1f} s" for reason, seconds in sorted(times["idle"].items())]
+    return f"{busy}; idle: {', '.join(idle) or 'unknown'}"
+
+
+def _encoded(tenant: TenantReport) -> str:
+    """Prefixes that were encoded for a tenant's training and acting, of those that it needed."""
+    needed = sum(sum(each.values()) for each in tenant.prefixes.values())
+    return f"{sum(each['encoded'] for each in tenant.prefixes.values())} of {needed}" if needed else "-"
 
 
 def _workload_cells(workload: WorkloadReport) -> tuple[str, str, str, str, str]:

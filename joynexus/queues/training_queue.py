@@ -35,6 +35,8 @@ class Lease:
     """Schema signature of all items; empty if there are none."""
     items: tuple[LaneItem, ...]
     """In the order in which they were chosen; a tenant's own are in order of arrival."""
+    waited_s: float = 0.0
+    """For how long something was there and further tenants were awaited."""
 
     def __bool__(self) -> bool:
         return bool(self.items)
@@ -48,6 +50,8 @@ class _Waiter:
     wanted: Mapping[str, int]
     is_released: bool = False
     alarm: asyncio.Future[None] | None = None
+    began_at: float | None = None
+    """Since when it has waited for further tenants."""
 
     def wake(self) -> None:
         if self.alarm is not None and not self.alarm.done():
@@ -175,7 +179,8 @@ class TrainingQueue:
             signature, items = await self._gather(waiter, max_samples, max_wait_s, self._clock() + timeout_s)
         finally:
             del self._waiters[waiter]
-        return Lease(lease_id=lease_id, signature=signature, items=items)
+        waited_s = 0.0 if waiter.began_at is None else self._clock() - waiter.began_at
+        return Lease(lease_id=lease_id, signature=signature, items=items, waited_s=waited_s)
 
     async def acknowledge(self, consumer: str, item_ids: Sequence[str]) -> int:
         """Forget items whose effect is durable. Repeating it, or naming unknown items, changes nothing.
@@ -228,7 +233,8 @@ class TrainingQueue:
                 if not await self._sleep(waiter, deadline):
                     break
                 continue
-            until = self._clock() + max_wait_s
+            waiter.began_at = self._clock()
+            until = waiter.began_at + max_wait_s
             while not self._book.is_complete(waiter.wanted, signature, max_samples):
                 if not await self._sleep(waiter, until):
                     break

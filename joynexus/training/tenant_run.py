@@ -118,7 +118,7 @@ class TenantRun:
         self.check_idle("sync_weights")
         version = self._engine.advance_version(self.tenant)
         self._save(is_published=True)
-        self._publications.publish(self._engine.snapshot(self.tenant))
+        self._publish()
         return version
 
     # ---- the workload
@@ -207,7 +207,7 @@ class TenantRun:
         settled = learner.take_settled()
         if not boundary.publish:
             return Advance(settled=settled)
-        self._publications.publish(self._engine.snapshot(self.tenant))
+        self._publish()
         return Advance(settled=settled, version=learner.version, oldest_useful=learner.oldest_useful())
 
     # ---- checkpoints
@@ -220,8 +220,13 @@ class TenantRun:
             self._saved.error, self._saved.is_over = self.workload.progress.error, True
         extra = {**dataclasses.asdict(self._saved), "published_steps": self._published_steps}
         place = self.folder.checkpoint(steps=status.optimizer_steps, version=status.version)
-        self._engine.save_state(self.tenant, place, extra=extra)
-        self.folder.prune()
+        with self._engine.idle.because("copying"):
+            self._engine.save_state(self.tenant, place, extra=extra)
+            self.folder.prune()
+
+    def _publish(self) -> None:
+        with self._engine.idle.because("copying"):
+            self._publications.publish(self._engine.snapshot(self.tenant))
 
     def _resume(self) -> None:
         """Load the newest good checkpoint. A newer, damaged one has used up its version."""
