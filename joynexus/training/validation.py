@@ -86,7 +86,8 @@ def _array_problems(batch: TrainingBatch, policy: PolicySpec) -> list[str]:
     if batch.features is not None:
         lengths = {name: each.shape[:1] for name, each in batch.features.arrays.items()}
         wrong = {name: list(each) for name, each in lengths.items() if each != (rows,)}
-        problems += [f"features have {wrong} rows, need {rows}"] if wrong or not lengths else []
+        problems += [f"features have {wrong} rows, need {rows}"] if wrong else []
+        problems += [] if "hidden" in lengths else ["features lack 'hidden'"]
     if batch.featured is not None and (batch.features is None or batch.featured.shape != (rows,)):
         problems.append(f"featured has {list(batch.featured.shape)} rows, need features and {rows}")
     return problems
