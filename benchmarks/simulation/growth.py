@@ -43,7 +43,7 @@ class Point:
         return sum(each.busy_s for each in alone) / self.shared.busy_s
 
     def slowdowns(self) -> list[float]:
-        """Wall time on the shared service, the wait for a slot included, over that alone on a whole GPU with our reuse."""
+        """Wall time on the shared service, with the wait for a slot, over that alone on a whole GPU with our reuse."""
         pairs = zip(self.tenants, self.reuse, strict=True)
         return [self.shared.stays[tenant.name].wall_s / alone.held_s for tenant, alone in pairs]
 

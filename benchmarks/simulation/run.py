@@ -45,8 +45,8 @@ ASSUMED = (
     ),
     "Trainer and replica of a GPU share it evenly while both want it.",
     (
-        "Weighted service: device-seconds by weight of tenants that always have more to train, weights 3 : 1 : 1, calls "
-        "of 16, 32 and 64 rows, as many beside each other as on one GPU of the point."
+        "Weighted service: device-seconds by weight of tenants that always have more to train, weights 3 : 1 : 1, "
+        "calls of 16, 32 and 64 rows, as many beside each other as on one GPU of the point."
     ),
     (
         "Left out: faults, checkpoints, publications, networks, the control plane's time, reading data, differences "
@@ -126,8 +126,8 @@ def draw(result: Benchmark, figure: Any) -> None:  # noqa: ANN401  # matplotlib'
     lines = (
         (
             "Simulated cost",
-            "GPU-hours, isolated over shared",
-            ("gpu_hours_ratio_conventional", "gpu_hours_ratio_reuse"),
+            "isolated over shared",
+            ("gpu_hours_ratio_conventional", "gpu_hours_ratio_reuse", "busy_ratio_conventional", "busy_ratio_reuse"),
         ),
         (
             "Simulated waits",

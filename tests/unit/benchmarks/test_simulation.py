@@ -2,10 +2,13 @@
 
 import asyncio
 import dataclasses
+import json
 import random
+from pathlib import Path
 
 import pytest
 
+from benchmarks.simulation.check import check_trace
 from benchmarks.simulation.clock import VirtualLoop
 from benchmarks.simulation.costs import GPU_NODE, DeviceCosts, from_fields
 from benchmarks.simulation.device import Gpu
@@ -36,13 +39,20 @@ def tenant(work: SftWork | RlWork | EvaluationWork, name: str = "alone") -> Tena
     return Tenant(name=name, arrival_s=0.0, signature="layout-0", work=work)
 
 
-def crowd(count: int, gpus: int = 1) -> tuple[list[Tenant], Outcome]:
-    tenants = draw_tenants(count, seed=3)
+def crowd(gpus: int = 1) -> tuple[list[Tenant], Outcome]:
+    """Two that learn from one dataset, one from another with a batch across epochs, two that collect, one that acts."""
+    works = (SFT, SFT, dataclasses.replace(SFT, dataset="dataset-1", batch_rows=48), RL, RL, EVALUATION)
+    tenants = [
+        dataclasses.replace(
+            tenant(work, f"t{index}"), arrival_s=0.3 * index, seed=index, signature=f"layout-{index % 2}"
+        )
+        for index, work in enumerate(works)
+    ]
     return tenants, simulate(tenants, GPU_NODE, Settings(gpus=gpus))
 
 
 def test_every_sample_is_trained_exactly_once_per_epoch() -> None:
-    tenants, outcome = crowd(8)
+    tenants, outcome = crowd()
     trained = 0
     for each in tenants:
         if isinstance(each.work, EvaluationWork):
@@ -62,7 +72,7 @@ def test_every_sample_is_trained_exactly_once_per_epoch() -> None:
 
 
 def test_device_seconds_of_tenants_are_the_busy_seconds_of_devices() -> None:
-    tenants, outcome = crowd(6, gpus=2)
+    tenants, outcome = crowd(gpus=2)
     assert outcome.ledger.total_s == pytest.approx(outcome.busy_s, rel=1e-9)
     assert set(outcome.ledger.seconds) == set(outcome.stays) == {each.name for each in tenants}
     assert all(stay.end_s > stay.admitted_s >= stay.arrival_s for stay in outcome.stays.values())
@@ -104,8 +114,8 @@ def test_a_store_that_is_too_small_finds_nothing_in_a_cycle() -> None:
 
 
 def test_equal_seeds_give_equal_numbers_and_others_do_not() -> None:
-    _, first = crowd(4)
-    _, second = crowd(4)
+    _, first = crowd()
+    _, second = crowd()
     assert first.stays == second.stays
     assert first.ledger == second.ledger
     assert draw_tenants(12, seed=4) != draw_tenants(12, seed=3)
@@ -215,3 +225,26 @@ def test_percentile_and_jain() -> None:
     assert percentile([float(each) for each in range(1, 101)], 0.99) == 99.0
     assert jain([1.0, 1.0, 1.0]) == pytest.approx(1.0)
     assert jain([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+
+
+def test_a_trace_is_predicted_from_its_costs(tmp_path: Path) -> None:
+    costs = {name: value for name, value in dataclasses.asdict(GPU_NODE).items() if name not in {"name", "source"}}
+    works = {"sft": SFT, "sft/then": EVALUATION, "rl": RL}
+    kinds = {"sft": "sft", "sft/then": "evaluation", "rl": "rl"}
+    trace = {
+        "costs": costs,
+        "tenants": [
+            {"name": name, "work": {"type": kinds[name], **dataclasses.asdict(work)}} for name, work in works.items()
+        ],
+        "busy_s": {"sft": 4.0, "rl": 2.0},
+    }
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace))
+    rows = check_trace(path).tables["Simulated and measured busy seconds"]
+    predicted = {str(row["tenant"]): float(row["simulated_busy_s"] or 0) for row in rows}
+    alone = {name: run_alone(tenant(work), GPU_NODE, Settings(), reuses=True).busy_s for name, work in works.items()}
+    assert predicted["sft"] == pytest.approx(alone["sft"] + alone["sft/then"], rel=0.1)
+    assert predicted["rl"] == pytest.approx(alone["rl"], rel=0.1)
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="lacks"):
+        check_trace(path)
