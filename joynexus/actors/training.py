@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from ray.exceptions import RayError
 
 from joynexus.actors import names, ray_calls
+from joynexus.actors.roles import first_line
 from joynexus.actors.turns import Turns
 from joynexus.errors import ServiceError
 from joynexus.observability.group_log import GroupColumns
@@ -117,6 +118,7 @@ class TrainingActor:
                 self._tick = time.monotonic()
                 self._run_commands()
                 refused = self._take_in()
+                self._ask_for(self._runtime.take_incomplete())
                 outcome = self._runtime.step()
                 self._acknowledge([*refused, *outcome.acknowledged])
                 self._note(outcome)
@@ -195,6 +197,11 @@ class TrainingActor:
         except (RayError, ValueError) as error:
             log.warning("acknowledgement lost (%s); the items come again and are then known as duplicates", error)
 
+    def _ask_for(self, light: list[LaneItem]) -> None:
+        if self._loop is not None:
+            for item in light:
+                asyncio.run_coroutine_threadsafe(self._fetch(item), self._loop)
+
     # ---- tasks on the event loop
 
     def _queue(self) -> Any:  # noqa: ANN401
@@ -219,6 +226,28 @@ class TrainingActor:
                 self._inboxed.update(item.tenant for item in lease.items)
                 self._inbox.put(lease.items)
                 self._wake.set()
+
+    async def _fetch(self, light: LaneItem) -> None:
+        """Get an item in full that came without frames and can't be completed, for as long as its workload runs.
+
+        The producer may be under restart, or fail: then it tells the Master itself, which ends the tenant.
+        """
+        while self._is_running(light.tenant, light.workload):
+            try:
+                producer = ray_calls.actor(names.producer(light.tenant), self._namespace)
+                item = await producer.full_item.remote(light.workload, light.ordinal)
+            except (RayError, ValueError) as error:
+                log.warning("item %s in full: %s; asking again", light.item_id, first_line(error))
+                await asyncio.sleep(0.5)
+                continue
+            self._inboxed[light.tenant] += 1
+            self._inbox.put((item,))
+            self._wake.set()
+            return
+
+    def _is_running(self, tenant: str, workload: int) -> bool:
+        progress = self._progress.get(tenant)
+        return progress is not None and progress.workload == workload and not progress.finished and not progress.error
 
     async def _keep_leases(self) -> None:
         """Wait a moment, and renew now and then what is held: a long update is no sign of death."""

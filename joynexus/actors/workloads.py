@@ -214,7 +214,7 @@ class WorkloadRunner:
         progress = self._progress()
         if progress is not None and progress.kind == "sft" and not progress.finished:
             spec = self._spec.workloads[self.record.workload]
-            client.call("start", self.record.workload, spec, progress.next_ordinal, timeout_s=OPEN_S)
+            client.call("start", self.record.workload, spec, progress.next_ordinal, stored_from=0, timeout_s=OPEN_S)
 
     def _restore_worker(self, index: int, client: RoleClient) -> None:
         if self.record.status != "RUNNING" or self.record.workload >= len(self._spec.workloads):
@@ -247,7 +247,7 @@ class WorkloadRunner:
         index = self.record.workload
         workload, progress = self._spec.workloads[index], self._open_lane(index)
         if isinstance(workload, SftSpec):
-            self._producer().call("start", index, workload, progress.next_ordinal, timeout_s=OPEN_S)
+            self._producer().call("start", index, workload, progress.next_ordinal, stored_from=0, timeout_s=OPEN_S)
 
     def _training_runs(self) -> bool:
         index = self.record.workload
