@@ -95,12 +95,12 @@ def prepare_prefix(backbone: Backbone, policy: PolicySpec, observation: Observat
     """Turn observations into what the backbone sees.
 
     Args:
-        backbone: Gives tokenizer and device.
+        backbone: Gives the tokenizer.
         policy: Gives cameras, image size, prompt template and token bucket.
         observation: At least one row. Frames that ``image_mask`` hides are blanked, whatever they hold.
 
     Returns:
-        The rows, on the backbone's device.
+        The rows, in host memory: they are hashed there, and only what the store lacks goes to the device.
 
     Raises:
         InvalidBatchError: If the observation has other cameras, sizes or widths than the policy, or a prompt is
@@ -111,10 +111,10 @@ def prepare_prefix(backbone: Backbone, policy: PolicySpec, observation: Observat
     tokens, token_mask = backbone.tokenize(prompts, policy.observation.max_prompt_tokens)
     images = np.where(observation.image_mask[..., None, None, None], observation.images, np.uint8(0))
     return PrefixBatch(
-        images=torch.from_numpy(images).to(backbone.device),
-        image_mask=torch.tensor(observation.image_mask, device=backbone.device),
-        tokens=tokens.to(backbone.device),
-        token_mask=token_mask.to(backbone.device),
+        images=torch.from_numpy(images),
+        image_mask=torch.tensor(observation.image_mask),
+        tokens=tokens.cpu(),
+        token_mask=token_mask.cpu(),
     )
 
 
@@ -159,13 +159,13 @@ def prefix_keys(batch: PrefixBatch, signature: str) -> list[bytes]:
         One 32-byte key per row; equal keys mean equal prefixes, whoever the tenants are.
     """
     columns: list[Array] = [
-        each.cpu().numpy() for each in (batch.images, batch.image_mask, batch.tokens, batch.token_mask)
+        each.cpu().contiguous().numpy() for each in (batch.images, batch.image_mask, batch.tokens, batch.token_mask)
     ]
     keys: list[bytes] = []
     for row in range(len(batch)):
         digest = hashlib.blake2b(signature.encode(), digest_size=32)
         for column in columns:
-            digest.update(column[row].tobytes())
+            digest.update(column[row].data)
         keys.append(digest.digest())
     return keys
 
@@ -178,7 +178,7 @@ def encode(
     Args:
         backbone: Runs over the misses, in one call.
         store: Where to look and to keep; None computes every distinct row.
-        batch: Rows of one signature, on the backbone's device.
+        batch: Rows of one signature.
         keys: One per row, from :func:`prefix_keys`.
         signature: Schema signature of all rows.
 
@@ -195,7 +195,7 @@ def encode(
     if missing:
         rows = torch.tensor([first_row[key] for key in missing], device=batch.tokens.device)
         misses = batch if len(missing) == len(batch) else batch.pick(rows)
-        fresh = backbone.prefix(misses, signature)
+        fresh = backbone.prefix(misses.to(backbone.device), signature)
         if store is not None:
             store.insert(missing, fresh)
         if len(missing) == len(batch):

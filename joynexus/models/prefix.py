@@ -20,7 +20,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixBatch:
-    """Rows of one schema signature, ready for the backbone; on its device."""
+    """Rows of one schema signature, ready for the backbone once they are on its device."""
 
     images: UInt8[Tensor, "b c h w 3"]
     image_mask: Bool[Tensor, "b c"]
@@ -40,6 +40,21 @@ class PrefixBatch:
             image_mask=self.image_mask[start:stop],
             tokens=self.tokens[start:stop],
             token_mask=self.token_mask[start:stop],
+        )
+
+    def to(self, device: torch.device) -> "PrefixBatch":
+        """Return the rows on a device; the way to a GPU is through pinned memory and waits for nothing."""
+
+        def move(rows: Tensor) -> Tensor:
+            if device.type != "cuda" or rows.device.type != "cpu":
+                return rows.to(device)
+            return rows.pin_memory().to(device, non_blocking=True)
+
+        return PrefixBatch(
+            images=move(self.images),
+            image_mask=move(self.image_mask),
+            tokens=move(self.tokens),
+            token_mask=move(self.token_mask),
         )
 
     def pick(self, index: Int64[Tensor, " n"]) -> "PrefixBatch":
