@@ -29,6 +29,26 @@ def files(tmp_path: Path) -> list[str]:
     return ["tenants.yaml", "--service", "service.yaml"]
 
 
+def check_accounting(summary: dict) -> None:
+    """Every second and every prefix of a run is somebody's, and every engine tells why it was idle."""
+    service, tenants = summary["service"], summary["tenants"].values()
+    engines = service["engines"].values()
+    for tenant in tenants:
+        assert sum(tenant["device_seconds_by_kind"].values()) == pytest.approx(tenant["device_seconds"], abs=1e-9)
+        assert {"prefix", "head_forward", "backward", "optimizer"} <= set(tenant["device_seconds_by_kind"])
+        assert min(tenant["samples"]["training"], tenant["samples"]["inference"]) > 0
+    charged = sum(tenant["device_seconds"] for tenant in tenants)
+    assert charged == pytest.approx(sum(each["busy_seconds"] for each in engines), abs=1e-9)
+    encoded = sum(kind["encoded"] for tenant in tenants for kind in tenant["prefixes"].values())
+    assert encoded == service["backbone_samples"]
+    assert sum(tenant["samples"]["training"] for tenant in tenants) == service["training_samples"]
+    for each in engines:
+        assert 0 < each["utilisation"] < 1
+        assert each["busy_seconds"] + sum(each["idle"].values()) < 1.2 * each["wall_seconds"]
+    assert service["engines"]["training"]["idle"]["copying"] > 0
+    assert set(service["idle"]) <= {"no_data", "waiting_for_group", "copying", "control"}
+
+
 def test_a_shared_run_leaves_summary_metrics_plot_and_export(tmp_path: Path, files: list[str]):
     done = run(tmp_path, *files, "--output", "out", "--json", "-")
     assert done.returncode == 0, done.stderr
@@ -43,7 +63,10 @@ def test_a_shared_run_leaves_summary_metrics_plot_and_export(tmp_path: Path, fil
         "training_samples",
         "prefix_store",
         "group_batches",
+        "idle",
+        "engines",
     }
+    check_accounting(summary)
     assert service["prefix_store"]["misses"] == service["backbone_samples"] > 0
     assert {"count", "mean_tenants", "mean_samples"} == set(service["group_batches"]["training"])
     for name, tenant in summary["tenants"].items():

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from joynexus.actors.policy_store import BY_VALUE_BYTES, Changes, PolicyStore
+from joynexus.observability.group_log import GroupLog
 from joynexus.specs.tenant import PolicySpec
 from joynexus.types import PolicySnapshot
 
@@ -155,3 +156,32 @@ def test_only_a_large_snapshot_becomes_an_object():
         assert small in (await store.follow("r", "tiny", {}, {}, 0.01)).snapshots
 
     asyncio.run(main())
+
+
+def test_groups_are_collected_over_polls_and_taken_once():
+    async def scenario() -> list:
+        store = PolicyStore(keep=lambda snapshot: snapshot)
+        log = GroupLog()
+        for samples in (3, 4):
+            log.append(tenants=1, samples=samples)
+            await store.follow("r", "lite", {}, {"groups": log.since()}, 0.0)
+        await store.follow("r", "lite", {}, None, 0.0)
+        assert await store.inference_usage() == {"r": {}}
+        return await store.inference_groups()
+
+    ((backbone, groups),) = asyncio.run(scenario())
+    assert backbone == "lite"
+    assert groups.samples.tolist() == [3, 4]
+
+
+def test_a_fresh_usage_waits_for_each_living_replica_to_tell():
+    async def scenario() -> tuple:
+        store = PolicyStore(keep=lambda snapshot: snapshot)
+        await store.follow("r", "lite", {}, {"seen": 1}, 0.0)
+        asked = asyncio.ensure_future(store.inference_usage(30.0))
+        await asyncio.sleep(0.1)
+        was_done = asked.done()
+        await store.follow("r", "lite", {}, {"seen": 2}, 0.0)
+        return was_done, await asked
+
+    assert asyncio.run(scenario()) == (False, {"r": {"seen": 2}})

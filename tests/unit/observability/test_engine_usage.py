@@ -27,9 +27,9 @@ def test_charges_are_summed_by_tenant_and_kind():
         ("a", "prefix", 1.0),
         ("b", "prefix", 2.0),
         ("a", "backward", 0.5),
-        ("a", "prefix", 4),
+        ("a", "prefix", 4.0),
     ):
-        ledger.charge(tenant, kind, float(seconds))
+        ledger.charge(tenant, kind, seconds)
     usage = ledger.usage()
     assert usage.by_kind == {"a": {"prefix": 5.0, "backward": 0.5}, "b": {"prefix": 2.0}}
     assert usage.device_seconds == {"a": 5.5, "b": 2.0}

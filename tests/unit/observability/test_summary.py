@@ -3,7 +3,7 @@ import json
 import pytest
 from rich.console import Console
 
-from joynexus.observability.report import GroupCounts, ServiceReport, TenantReport, WorkloadReport
+from joynexus.observability.report import EngineTimes, GroupCounts, ServiceReport, TenantReport, WorkloadReport
 from joynexus.observability.summary import build_summary, read_summary, summary_table, write_summary
 from joynexus.rollout.report import summarize
 from joynexus.types import EpisodeReport
@@ -116,6 +116,55 @@ def test_numbers_that_json_lacks_become_null(tmp_path):
 def test_details_never_hide_a_field():
     workload = WorkloadReport(type="sft", status="COMPLETED", count=3, details={"status": "x", "steps": 9})
     assert workload.to_json() == {"type": "sft", "status": "COMPLETED", "steps": 3}
+
+
+TRAINING = EngineTimes(
+    busy_seconds=2.0,
+    wall_seconds=8.0,
+    capacity_seconds=16.0,
+    idle={"no_data": 3.0, "control": 1.0},
+    by_kind={"prefix": 1.5, "backward": 0.5},
+)
+INFERENCE = EngineTimes(busy_seconds=1.0, wall_seconds=5.0, capacity_seconds=5.0, idle={"no_data": 4.0})
+COUNTED = ServiceReport(backbone="lite", engines={"training": TRAINING, "inference": INFERENCE})
+CAROL = TenantReport(
+    tenant="carol",
+    status="COMPLETED",
+    device_seconds=2.0,
+    device_seconds_by_kind={"prefix": 1.5, "backward": 0.5},
+    prefixes={
+        "training": {"encoded": 4, "reused": 12, "carried": 2},
+        "inference": {"encoded": 1, "reused": 1, "carried": 0},
+    },
+    samples={"training": 18, "inference": 2},
+)
+
+
+def test_where_time_and_prefixes_went_is_told_and_read_back(tmp_path):
+    write_summary(tmp_path / "s.json", COUNTED, [CAROL])
+    assert read_summary(tmp_path / "s.json") == (COUNTED, (CAROL,))
+    values = json.loads((tmp_path / "s.json").read_text())
+    assert values["service"]["idle"] == {"no_data": 7.0, "control": 1.0}
+    assert values["service"]["engines"]["training"]["utilisation"] == 0.125
+    assert values["tenants"]["carol"]["device_seconds_by_kind"] == {"prefix": 1.5, "backward": 0.5}
+    assert values["tenants"]["carol"]["prefixes"]["training"] == {"encoded": 4, "reused": 12, "carried": 2}
+    assert values["tenants"]["carol"]["samples"] == {"training": 18, "inference": 2}
+
+
+def test_times_of_isolated_services_add_up():
+    both = TRAINING + INFERENCE
+    assert (both.busy_seconds, both.idle, both.by_kind) == (3.0, {"no_data": 7.0, "control": 1.0}, TRAINING.by_kind)
+    assert both.utilisation == pytest.approx(3.0 / 21.0)
+    assert EngineTimes().utilisation is None
+
+
+def test_the_table_tells_why_engines_were_idle():
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(summary_table(COUNTED, [CAROL]))
+    text = captured.get()
+    assert "training: busy 2.0 s (12% of its capacity); idle: control 1.0 s, no data 3.0 s" in text
+    assert "5 of 20" in text
 
 
 def episode(index: int, status: str) -> EpisodeReport:
