@@ -3,16 +3,25 @@
 One task runs batch after batch; the engine computes in a thread of its own, so that the event loop goes on taking
 requests. Nothing that one caller does reaches another: a request that fails fails alone, one whose caller gives up
 is taken out before it is run, and a tenant with many requests gets its fair share of each batch, not more.
+
+An idle engine waits for further requests only while that is expected to save more than it costs
+(:mod:`joynexus.scheduling.batching`), and never for longer than ``max_wait_ms``. So a request waits at most for the
+batch that runs when it comes, ``max_wait_ms``, and the batches that fairness puts before its own: none, where its
+tenant has had less than its share.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Literal
 
 from joynexus.errors import JoyNexusError, QueueClosedError, ServiceError, TenantFailedError, TenantNotFoundError
-from joynexus.queues.waiting_room import Pending, RecentPeak, WaitingRoom
+from joynexus.queues.waiting_room import Pending, Surplus, WaitingRoom
+from joynexus.scheduling.batching import Arrivals, ForwardCost, wait_until
+from joynexus.scheduling.cost import Measured
 from joynexus.scheduling.fairness import Priority
 from joynexus.specs.service import InferenceSpec
 from joynexus.types import ActionChunk, PredictRequest
@@ -46,10 +55,31 @@ class BatcherStats:
     """From a request's arrival to the start of its batch."""
     mean_run_s: float
     """Of a batch in the engine."""
+    no_data_s: float
+    """In which the engine had nothing to do."""
+    waiting_for_group_s: float
+    """In which requests waited for company though the engine was free."""
     queued_requests: int
     """Now."""
     queued_rows: int
     """Now."""
+
+
+STRETCH = 1.25
+"""How much longer a batch may take for requests of a tenant that has many more than the others: those wait for the
+batch that runs when they come, and then for their own, so a flood must not make batches long. It costs the flood some
+throughput, and only while others are there or about to come."""
+
+Because = Callable[[Literal["no_data", "waiting_for_group", "control"]], AbstractContextManager[None]]
+"""Entered while the engine is idle, with the reason."""
+
+
+class _Signature:
+    """What is learnt of the requests of one schema signature."""
+
+    def __init__(self) -> None:
+        self.arrivals = Arrivals()
+        self.forward = ForwardCost()
 
 
 class GroupBatcher:
@@ -62,6 +92,8 @@ class GroupBatcher:
         spec: InferenceSpec,
         *,
         executor: Executor | None = None,
+        spent: Callable[[str], Measured] | None = None,
+        because: Because | None = None,
     ) -> None:
         """Start idle.
 
@@ -70,20 +102,26 @@ class GroupBatcher:
             signature_of: A tenant's schema signature; raises ``TenantNotFoundError``.
             spec: Size of a batch, waiting time, bound of the queue.
             executor: Runs one batch at a time; None makes a thread for it.
+            spent: What the engine has measured of a tenant so far, so that shares are of its seconds; None makes them
+                shares of rows.
+            because: Told why the engine is idle, while it is.
         """
         self._engine_run = engine_run
         self._signature_of = signature_of
         self._spec = spec
         self._own_executor = ThreadPoolExecutor(1, "inference") if executor is None else None
         self._executor = executor or self._own_executor
-        self._room = WaitingRoom(spec.max_queued_rows)
-        self._callers: dict[str, RecentPeak] = {}
+        self._room = WaitingRoom(spec.max_queued_rows, spent)
+        self._because: Because = because or _untold
+        self._signatures: dict[str, _Signature] = {}
         self._task: asyncio.Task[None] | None = None
         self._alarm: asyncio.Future[None] | None = None
         self._is_closed = False
         self._sums = dict.fromkeys(("batches", "requests", "failed", "cancelled", "refused", "tenants", "rows"), 0)
         self._wait_s = 0.0
         self._run_s = 0.0
+        self._no_data_s = 0.0
+        self._group_s = 0.0
 
     def set_share(self, tenant: str, weight: float, priority: Priority = "normal") -> None:
         """Give a tenant a weight and a class; without, it has weight 1 and class ``normal``."""
@@ -91,6 +129,8 @@ class GroupBatcher:
 
     def remove_tenant(self, tenant: str) -> None:
         """Forget a tenant's share; what waits for it is answered with ``TenantNotFoundError``."""
+        for each in self._signatures.values():
+            each.arrivals.forget(tenant)
         for pending in self._room.forget(tenant):
             _fail(pending, TenantNotFoundError(f"tenant {tenant!r}: was removed while its request waited."))
 
@@ -115,6 +155,7 @@ class GroupBatcher:
         loop = asyncio.get_running_loop()
         pending = Pending(
             request=request,
+            tenant=request.tenant,
             signature=self._signature(request.tenant),
             rows=len(request.observation),
             queued_at=loop.time(),
@@ -125,8 +166,8 @@ class GroupBatcher:
         except JoyNexusError:
             self._sums["refused"] += 1
             raise
-        callers = self._callers.setdefault(pending.signature, RecentPeak())
-        callers.enter(pending.queued_at)
+        arrivals = self._learnt(pending.signature).arrivals
+        arrivals.enter(request.tenant, pending.queued_at, pending.rows)
         self._ensure_running(loop)
         self._wake()
         try:
@@ -135,7 +176,7 @@ class GroupBatcher:
             self._sums["cancelled"] += not pending.is_taken
             raise
         finally:
-            callers.leave(loop.time())
+            arrivals.leave(request.tenant, loop.time())
             self._room.discard(pending)
 
     def stats(self) -> BatcherStats:
@@ -153,6 +194,8 @@ class GroupBatcher:
             mean_rows=sums["rows"] / batches,
             mean_wait_s=self._wait_s / requests,
             mean_run_s=self._run_s / batches,
+            no_data_s=self._no_data_s,
+            waiting_for_group_s=self._group_s,
             queued_requests=len(self._room),
             queued_rows=self._room.num_rows,
         )
@@ -191,28 +234,78 @@ class GroupBatcher:
         while not self._is_closed:
             signature = self._room.next_signature(loop.time())
             if signature is None:
-                await self._sleep(loop, None)
+                with self._because("no_data"):
+                    await self._sleep(loop, None)
+                self._no_data_s += loop.time() - free_at
+                free_at = loop.time()
                 continue
             await self._fill(loop, signature, free_at)
-            batch = self._room.take(signature, self._spec.max_batch_size, loop.time())
+            now = loop.time()
+            batch = self._room.take(signature, self._spec.max_batch_size, now, self._surplus(signature, now))
             if batch:
-                await self._execute(loop, batch)
+                with self._because("control"):  # but for what the engine itself counts as its work
+                    await self._execute(loop, batch)
                 free_at = loop.time()
+                await asyncio.sleep(0)  # whoever asks again at once is in the next choice, and not behind it
 
     async def _fill(self, loop: asyncio.AbstractEventLoop, signature: str, free_at: float) -> None:
-        """Wait for further requests while the engine is idle.
+        """Wait for further requests while that is worth it; the engine is idle meanwhile."""
+        if not self._may_pay(signature):
+            return
+        began = loop.time()
+        bound = max(self._room.oldest(signature), free_at) + self._spec.max_wait_ms / 1000
+        while not self._is_closed and (until := self._wait_until(signature, bound, loop.time())) > loop.time():
+            with self._because("waiting_for_group"):
+                await self._sleep(loop, until)
+        self._group_s += loop.time() - began
 
-        Callers mostly come back: a robot asks again once it has executed its chunk. So the wait ends as soon as
-        as many wait as were there at once lately, and a lonely caller never waits.
+    def _may_pay(self, signature: str) -> bool:
+        """Whether company could save anything: a cheap question, so that callers are rarely looked at one by one."""
+        forward = self._learnt(signature).forward
+        is_full = self._room.rows_of(signature) >= self._spec.max_batch_size
+        return not is_full and forward.fixed_s > self._room.requests_of(signature) * forward.per_row_s
+
+    def _wait_until(self, signature: str, bound: float, now: float) -> float:
+        if now >= bound or not self._may_pay(signature):
+            return now
+        learnt = self._learnt(signature)
+        return wait_until(
+            now,
+            bound=bound,
+            waiting=self._room.num_requests,
+            sharing=self._room.requests_of(signature),
+            room=self._spec.max_batch_size - self._room.rows_of(signature),
+            expected=learnt.arrivals.expected(now, bound),
+            cost=learnt.forward,
+        )
+
+    def _surplus(self, signature: str, now: float) -> Surplus | None:
+        """Bound the part of a flood in a batch that others are in, or will wait for: see :data:`STRETCH`.
+
+        Each tenant may have as many rows as the median of those that wait or are about to come. Further ones may
+        lengthen the batch by a quarter. Where all have many, or only one has any, batches are as full as they can be.
         """
-        until = max(self._room.oldest(signature), free_at) + self._spec.max_wait_ms / 1000
-        while not self._is_closed and loop.time() < until and not self._is_full(signature, loop.time()):
-            await self._sleep(loop, until)
+        forward = self._learnt(signature).forward
+        most = min(self._room.rows_of(signature), self._spec.max_batch_size)
+        if not forward.is_known or forward(most) <= STRETCH * forward(1):
+            return None
+        waiting = self._room.rows_by_tenant
+        rows = dict(waiting)
+        until = now + forward(most)
+        for learnt in self._signatures.values():
+            for each in learnt.arrivals.expected(now, until):
+                rows[each.tenant] = rows.get(each.tenant, 0) + each.rows
+        if len(rows) == 1:
+            return None
+        quota = sorted(rows.values())[(len(rows) - 1) // 2]
+        usual = min(sum(min(each, quota) for each in waiting.values()), most)
+        return Surplus(quota, usual + int((STRETCH - 1.0) * forward(usual) / forward.per_row_s))
 
-    def _is_full(self, signature: str, now: float) -> bool:
-        if self._room.rows_of(signature) >= self._spec.max_batch_size:
-            return True
-        return self._room.requests_of(signature) >= self._callers[signature].value(now)
+    def _learnt(self, signature: str) -> _Signature:
+        known = self._signatures.get(signature)
+        if known is None:
+            known = self._signatures[signature] = _Signature()
+        return known
 
     async def _execute(self, loop: asyncio.AbstractEventLoop, batch: list[Pending]) -> None:
         started = loop.time()
@@ -227,6 +320,7 @@ class GroupBatcher:
             log.exception("a batch of %d requests failed", len(batch))
             answers = [_typed(error) for _ in batch]
         self._book(batch, answers, started, loop.time())
+        self._room.settle()
         for pending, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
                 _fail(pending, answer)
@@ -239,7 +333,9 @@ class GroupBatcher:
         sums["requests"] += len(batch)
         sums["failed"] += sum(isinstance(answer, Exception) for answer in answers)
         sums["tenants"] += len({each.tenant for each in batch})
-        sums["rows"] += sum(each.rows for each in batch)
+        rows = sum(each.rows for each in batch)
+        sums["rows"] += rows
+        self._learnt(batch[0].signature).forward.measured(rows, ended - started)
         self._wait_s += sum(started - each.queued_at for each in batch)
         self._run_s += ended - started
 
@@ -262,6 +358,11 @@ class GroupBatcher:
     def _wake(self) -> None:
         if self._alarm is not None and not self._alarm.done():
             self._alarm.set_result(None)
+
+
+def _untold(reason: Literal["no_data", "waiting_for_group", "control"]) -> AbstractContextManager[None]:
+    del reason
+    return nullcontext()
 
 
 def _fail(pending: Pending, error: Exception) -> None:

@@ -1,16 +1,14 @@
 """Requests that wait for a forward: by tenant, in order, bounded, and gone at once when their callers give up."""
 
 import asyncio
-from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from joynexus.errors import BackPressureError, InvalidBatchError
+from joynexus.scheduling.cost import CostModel, Measured, Settlement
 from joynexus.scheduling.fairness import FairShare, Priority
 from joynexus.types import ActionChunk, PredictRequest
-
-_WINDOW_S = 1.0
-"""Callers that were seen in this time, or in the same time before it, are expected to come back."""
 
 
 @dataclass(eq=False, slots=True)
@@ -18,6 +16,8 @@ class Pending:
     """A request, and the caller who waits for it."""
 
     request: PredictRequest
+    tenant: str
+    """Whose it is."""
     signature: str
     rows: int
     queued_at: float
@@ -25,72 +25,51 @@ class Pending:
     is_taken: bool = False
     """Whether it was given to the engine."""
 
-    @property
-    def tenant(self) -> str:
-        """Whose it is."""
-        return self.request.tenant
 
+@dataclass(frozen=True, slots=True)
+class Surplus:
+    """How far a tenant with many requests may lengthen a batch that others are in, or wait behind."""
 
-class RecentPeak:
-    """The largest number of callers at once in the last one to two windows."""
-
-    def __init__(self) -> None:
-        self.current = 0
-        """Callers now."""
-        self._peak = 0
-        self._peak_before = 0
-        self._since = 0.0
-
-    def enter(self, now: float) -> None:
-        """Count a caller in."""
-        self._roll(now)
-        self.current += 1
-        self._peak = max(self._peak, self.current)
-
-    def leave(self, now: float) -> None:
-        """Count a caller out."""
-        self._roll(now)
-        self.current -= 1
-
-    def value(self, now: float) -> int:
-        """Return the peak."""
-        self._roll(now)
-        return max(self._peak, self._peak_before)
-
-    def _roll(self, now: float) -> None:
-        age = now - self._since
-        if age >= _WINDOW_S:
-            self._peak_before = self._peak if age < 2 * _WINDOW_S else self.current
-            self._peak = self.current
-            self._since = now
+    quota: int
+    """Rows that each tenant may have in any case."""
+    max_rows: int
+    """Rows of a batch up to which a tenant may have more."""
 
 
 class WaitingRoom:
     """Who waits, and whose turn it is. Pure but for the futures that it carries; time is an argument."""
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, spent: Callable[[str], Measured] | None = None) -> None:
         """Start empty.
 
         Args:
-            max_rows: Rows that wait at most.
+            max_rows: Rows that wait at most; those of one tenant at most half of it, so that no flood keeps the
+                others out.
+            spent: What the engine has measured of a tenant so far: shares are of seconds then, else of rows.
         """
         self._max_rows = max_rows
         self._fair = FairShare()
+        self._costs = CostModel()
+        self._settlement = None if spent is None else Settlement(self._fair, self._costs, spent)
         # Ordered dicts: a request that is cancelled leaves from the middle at once, and the head is found at once.
         self._lanes: dict[str, OrderedDict[Pending, None]] = {}
-        self._rows: Counter[str] = Counter()
-        self._requests: Counter[str] = Counter()
+        self._rows: dict[str, int] = {}
+        self._requests: dict[str, int] = {}
+        self._held: dict[str, int] = {}
+        """Rows by tenant."""
         self.num_rows = 0
+        self.num_requests = 0
 
     def __iter__(self) -> Iterator[Pending]:
         return (pending for lane in self._lanes.values() for pending in lane)
 
     def __len__(self) -> int:
-        return sum(len(lane) for lane in self._lanes.values())
+        return self.num_requests
 
     def set_share(self, tenant: str, weight: float, priority: Priority) -> None:
         """Give a tenant a weight and a class."""
         self._fair.add(tenant, weight, priority)
+        self._costs.add(tenant)
 
     def forget(self, tenant: str) -> list[Pending]:
         """Drop a tenant's share, and return its requests, which are dropped too."""
@@ -98,6 +77,9 @@ class WaitingRoom:
         for pending in left:
             self.discard(pending)
         self._fair.remove(tenant)
+        self._costs.remove(tenant)
+        if self._settlement is not None:
+            self._settlement.forget(tenant)
         return left
 
     def add(self, pending: Pending) -> None:
@@ -117,8 +99,14 @@ class WaitingRoom:
                 f"tenant {pending.tenant!r}: {self.num_rows} rows wait at this replica, {self._max_rows} at most. "
                 "Try again in a moment, or add replicas to the service spec."
             )
+        held = self._held.get(pending.tenant)
+        if held and held + pending.rows > self._max_rows // 2:
+            raise BackPressureError(
+                f"tenant {pending.tenant!r}: {held} rows of it wait at this replica, {self._max_rows // 2} at most, so "
+                "that others have room too. Await some of them, then try again."
+            )
         if pending.tenant not in self._fair:
-            self._fair.add(pending.tenant)
+            self.set_share(pending.tenant, 1.0, "normal")
         self._lanes.setdefault(pending.tenant, OrderedDict())[pending] = None
         self._count(pending, +1)
 
@@ -133,16 +121,23 @@ class WaitingRoom:
         self._count(pending, -1)
         return True
 
+    @property
+    def rows_by_tenant(self) -> Mapping[str, int]:
+        """Rows of each tenant that waits."""
+        return self._held
+
     def rows_of(self, signature: str) -> int:
         """Rows of a signature that wait."""
-        return self._rows[signature]
+        return self._rows.get(signature, 0)
 
     def requests_of(self, signature: str) -> int:
         """Requests of a signature that wait."""
-        return self._requests[signature]
+        return self._requests.get(signature, 0)
 
     def next_signature(self, now: float) -> str | None:
         """Return the signature of the tenant that is owed most; None if nobody waits."""
+        if len(self._rows) == 1:
+            return next(iter(self._rows))
         ready = self._ready(now)
         return self._head(self._fair.choose(ready)).signature if ready else None
 
@@ -151,35 +146,60 @@ class WaitingRoom:
         heads = (self._head(tenant) for tenant in self._lanes)
         return min((head.queued_at for head in heads if head.signature == signature), default=float("inf"))
 
-    def take(self, signature: str, max_rows: int, now: float) -> list[Pending]:
+    def take(self, signature: str, max_rows: int, now: float, surplus: Surplus | None = None) -> list[Pending]:
         """Take a batch of one signature out, to each tenant its fair share.
 
         Args:
             signature: Of the batch.
             max_rows: Of the batch; a request that is larger by itself goes alone.
             now: Seconds.
+            surplus: Bound of what a tenant gets beyond what the others use; None sets none.
 
         Returns:
             The requests; none if nobody of the signature waits.
         """
         batch: list[Pending] = []
-        room = max_rows
-        same = {tenant for tenant in self._lanes if self._head(tenant).signature == signature}
-        turns = self._fair.begin_round(self._ready(now), among=same)
-        while room > 0 and (tenant := turns.next()) is not None:
-            pending = self._head(tenant)
-            if batch and pending.rows > room:
-                continue  # others may have smaller requests
+        num_rows = 0
+        lanes = self._lanes
+        heads = {tenant: next(iter(lane)) for tenant, lane in lanes.items()}
+        same = {tenant for tenant, head in heads.items() if head.signature == signature}
+        ready = {tenant: max(0.0, now - head.queued_at) for tenant, head in heads.items()}
+        rates = self._rates(same)
+        charged: dict[str, float] = {}
+        quota, surplus_rows = (max_rows, max_rows) if surplus is None else (surplus.quota, surplus.max_rows)
+        taken = dict.fromkeys(same, 0)
+        turns = self._fair.begin_round(ready, among=same)
+        while num_rows < max_rows and (tenant := turns.next()) is not None:
+            pending = next(iter(lanes[tenant]))
+            total = num_rows + pending.rows
+            taken[tenant] += pending.rows
+            if batch and (total > max_rows or (taken[tenant] > quota and total > surplus_rows)):
+                continue  # others may have smaller requests, or fewer
             self.discard(pending)
-            cost = 0
+            cost = 0.0
             if not pending.answer.done():  # else its caller was cancelled in this very turn of the loop
-                cost = pending.rows
+                cost = pending.rows * rates[tenant]
                 pending.is_taken = True
                 batch.append(pending)
-                room -= cost
-            has_more = tenant in self._lanes and self._head(tenant).signature == signature
+                num_rows = total
+                charged[tenant] = charged.get(tenant, 0.0) + cost
+            has_more = tenant in lanes and next(iter(lanes[tenant])).signature == signature
             turns.charge(tenant, cost, has_more=has_more)
+        if self._settlement is not None:
+            for tenant, cost in charged.items():
+                self._settlement.charged(tenant, cost)
         return batch
+
+    def settle(self) -> None:
+        """Correct what batches were charged, once they have run."""
+        if self._settlement is not None:
+            self._settlement.settle()
+
+    def _rates(self, tenants: Collection[str]) -> dict[str, float]:
+        """Cost of a row of each tenant."""
+        if self._settlement is None:
+            return dict.fromkeys(tenants, 1.0)
+        return {tenant: self._costs.estimate(tenant, 1) for tenant in tenants}
 
     def _ready(self, now: float) -> dict[str, float]:
         return {tenant: max(0.0, now - self._head(tenant).queued_at) for tenant in self._lanes}
@@ -188,8 +208,17 @@ class WaitingRoom:
         return next(iter(self._lanes[tenant]))
 
     def _count(self, pending: Pending, sign: int) -> None:
-        self.num_rows += sign * pending.rows
-        for counter, amount in ((self._rows, pending.rows), (self._requests, 1)):
-            counter[pending.signature] += sign * amount
-            if not counter[pending.signature]:
-                del counter[pending.signature]
+        tenant, signature, rows = pending.tenant, pending.signature, sign * pending.rows
+        self.num_rows += rows
+        self.num_requests += sign
+        _add(self._rows, signature, rows)
+        _add(self._requests, signature, sign)
+        _add(self._held, tenant, rows)
+
+
+def _add(counts: dict[str, int], key: str, amount: int) -> None:
+    count = counts.get(key, 0) + amount
+    if count:
+        counts[key] = count
+    else:
+        del counts[key]

@@ -30,15 +30,17 @@ _LATE = 3.0
 """Mean deviations after which somebody who is expected is given up."""
 _LEAST_LATE = 0.1
 """Part of its usual time that a caller may be late, however regular it was."""
+_LEAST_LATE_S = 0.001
+"""The same in seconds, for one that asks again at once: that takes a moment too."""
 _DECAY = 0.95
 """What a run counts for at the next one: about the last 20 runs decide."""
 _TRIED = 8.0
 """Runs after which a much slower one counts as a hiccup, and no more than :data:`_HICCUP` times the usual."""
 _HICCUP = 3.0
 _PRIOR = 0.05
-"""Weight of the first guess at a slope, against the (relative) variance of the rows that were run."""
-_PRIOR_SLOPE = 0.1
-"""That guess: this part of a forward grows with its rows."""
+"""Weight of the slope that is known, against the (relative) variance of the rows that were run."""
+_FIRST_SLOPE = 0.1
+"""The first guess: this part of a forward grows with its rows."""
 
 
 class ForwardCost:
@@ -48,11 +50,18 @@ class ForwardCost:
         """Start from a guess, which the first run replaces."""
         self.fixed_s = fixed_s
         self.per_row_s = per_row_s
+        self._evidence = 0.0
+        """Runs of sizes different enough to tell the two parts apart."""
         self._count = self._rows = self._seconds = self._squares = self._products = 0.0
 
     def __call__(self, rows: float | int) -> float:
         """Return the seconds of a forward over so many rows."""
         return self.fixed_s + self.per_row_s * rows
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the two parts were told apart: until then the slope is a guess."""
+        return self._evidence >= 1.0
 
     def measured(self, rows: int, seconds: float) -> None:
         """Learn from a run of at least one row."""
@@ -67,12 +76,13 @@ class ForwardCost:
         mean_rows, mean_seconds = self._rows / self._count, self._seconds / self._count
         variance = max(self._squares / self._count - mean_rows * mean_rows, 0.0)
         covariance = self._products / self._count - mean_rows * mean_seconds
-        # Where all runs had the same size nothing tells the two parts apart. Taken to be mostly fixed, so that groups
-        # form, sizes differ, and it is learnt; taken to be mostly by row, nobody would ever wait and find out.
+        # Runs of one size don't tell the two parts apart, so the slope moves only as fast as sizes differ. At first it
+        # is taken to be small: then groups form, sizes differ, and it is learnt; else nobody would wait and find out.
         most = mean_seconds / mean_rows
+        known = self.per_row_s if self._count > 1.0 else most * _FIRST_SLOPE
         trust = _PRIOR * mean_rows * mean_rows
-        slope = (covariance + trust * most * _PRIOR_SLOPE) / (variance + trust)
-        self.per_row_s = min(max(slope, 0.0), most)
+        self._evidence += variance / (variance + trust)
+        self.per_row_s = min(max((covariance + trust * known) / (variance + trust), 0.0), most)
         self.fixed_s = mean_seconds - self.per_row_s * mean_rows
 
 
@@ -152,7 +162,7 @@ class Arrivals:
             known = self._any if away.away_s is None else away
             if known.away_s is None:
                 continue
-            patience_s = max(_LATE * known.spread_s, _LEAST_LATE * known.away_s)
+            patience_s = max(_LATE * known.spread_s, _LEAST_LATE * known.away_s, _LEAST_LATE_S)
             for since in away.since:
                 latest = since + known.away_s + patience_s
                 due = max(since + known.away_s, now)

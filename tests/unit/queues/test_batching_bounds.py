@@ -1,0 +1,295 @@
+"""The batcher's bounds on a virtual clock: an engine that takes as long as its cost model says, callers as robots."""
+
+import asyncio
+import random
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+
+import pytest
+
+from joynexus.queues.inference_queue import GroupBatcher
+from joynexus.scheduling.cost import Measured
+from joynexus.specs.service import InferenceSpec
+from joynexus.types import ActionChunk, PredictRequest
+
+HEAD_S = 0.0002
+"""Of a row, unless a tenant's module is dearer."""
+
+
+@dataclass
+class Engine(Executor):
+    """Takes ``fixed_s + row_s * rows`` for the backbone and each tenant's own seconds for its module."""
+
+    loop: asyncio.AbstractEventLoop
+    fixed_s: float = 0.010
+    row_s: float = 0.0005
+    dear: dict[str, float] = field(default_factory=dict)
+    """Seconds of a row of some tenants' modules."""
+    spent_s: dict[str, Measured] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)
+    busy_s: float = 0.0
+
+    def submit(self, run, /, *args) -> Future:
+        future: Future = Future()
+        (requests,) = args
+        rows = {each.tenant: 0 for each in requests}
+        for each in requests:
+            rows[each.tenant] += len(each.observation)
+        total = sum(rows.values())
+        prefix_s = self.fixed_s + self.row_s * total
+        own = {tenant: count * self.dear.get(tenant, HEAD_S) for tenant, count in rows.items()}
+        for tenant, count in rows.items():
+            known = self.spent(tenant)
+            self.spent_s[tenant] = Measured(
+                rows=known.rows + count,
+                encoded=known.encoded + count,
+                prefix_s=known.prefix_s + prefix_s * count / total,
+                head_s=known.head_s + own[tenant],
+            )
+        seconds = prefix_s + sum(own.values())
+        self.sizes.append(len(requests))
+        self.busy_s += seconds
+        self.loop.call_later(seconds, lambda: future.set_result(run(*args)))
+        return future
+
+    def spent(self, tenant: str) -> Measured:
+        return self.spent_s.get(tenant, Measured())
+
+    def batcher(self, **spec) -> GroupBatcher:
+        return GroupBatcher(
+            lambda requests: [
+                ActionChunk(actions=each.observation.state[:, None, :], policy_version=0) for each in requests
+            ],
+            lambda tenant: "y" if tenant.startswith("y") else "x",
+            InferenceSpec(**{"max_batch_size": 32, "max_wait_ms": 5.0, **spec}),
+            executor=self,
+            spent=self.spent,
+        )
+
+
+@pytest.fixture
+def make_engine(loop):
+    return lambda **options: Engine(loop, **options)
+
+
+@pytest.fixture
+def robot(loop, observe):
+    """Asks, and asks again once its chunk is executed; returns the latencies."""
+
+    async def ask(
+        batcher, tenant: str, *, until: float, period_s: float = 0.1, away_s: float | None = None, jitter: float = 0.1
+    ) -> list[float]:
+        draw = random.Random(tenant)
+        request = PredictRequest(tenant=tenant, observation=observe(1), seeds=(0,))
+        took: list[float] = []
+        await asyncio.sleep(draw.uniform(0.0, period_s))
+        while loop.time() < until:
+            began = loop.time()
+            await batcher.submit(request)
+            took.append(loop.time() - began)
+            rest = period_s - took[-1] if away_s is None else away_s
+            await asyncio.sleep(max(0.0, rest * (1.0 + jitter * draw.uniform(-1.0, 1.0))))
+        return took
+
+    return ask
+
+
+def percentile(values: list[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[int(part * (len(ordered) - 1))]
+
+
+async def shares_at(engine: Engine, moment: float) -> dict[str, float]:
+    """Each tenant's part of the device-seconds up to a moment at which all still have requests waiting."""
+    await asyncio.sleep(moment - engine.loop.time())
+    total = sum(each.seconds for each in engine.spent_s.values())
+    return {tenant: each.seconds / total for tenant, each in sorted(engine.spent_s.items())}
+
+
+async def saturate(batcher, observe, tenant: str, count: int, loop, until: float) -> None:
+    """Keep ``count`` requests waiting."""
+    request = PredictRequest(tenant=tenant, observation=observe(1), seeds=(0,))
+
+    async def one() -> None:
+        while loop.time() < until:
+            await batcher.submit(request)
+
+    await asyncio.gather(*(one() for _ in range(count)))
+
+
+# fairness
+
+
+def test_weights_three_one_one_share_device_seconds_within_two_percent(run, loop, observe, make_engine):
+    engine = make_engine()
+    batcher = engine.batcher()
+    batcher.set_share("a", 3.0)
+
+    async def main():
+        floods = (saturate(batcher, observe, tenant, 64, loop, 1.5) for tenant in "abc")
+        return (await asyncio.gather(shares_at(engine, 1.5), *floods))[0]
+
+    assert run(main()) == {
+        "a": pytest.approx(0.6, abs=0.02),
+        "b": pytest.approx(0.2, abs=0.02),
+        "c": pytest.approx(0.2, abs=0.02),
+    }
+
+
+def test_a_module_twenty_times_as_dear_gets_device_time_by_weight_and_not_by_rows(run, loop, observe, make_engine):
+    engine = make_engine(fixed_s=0.002, dear={"dear": 20 * HEAD_S})
+    batcher = engine.batcher()
+
+    async def main():
+        floods = (saturate(batcher, observe, tenant, 64, loop, 3.0) for tenant in ("b", "c", "dear"))
+        return (await asyncio.gather(shares_at(engine, 3.0), *floods))[0]
+
+    assert list(run(main()).values()) == [pytest.approx(1 / 3, abs=0.02)] * 3
+
+
+def test_late_tenant_is_in_the_next_batch(run, loop, observe, make_engine):
+    engine = make_engine()
+    batcher = engine.batcher()
+    request = PredictRequest(tenant="late", observation=observe(1), seeds=(0,))
+
+    async def main():
+        floods = [asyncio.create_task(saturate(batcher, observe, tenant, 100, loop, 2.0)) for tenant in "ab"]
+        waits = []
+        for _ in range(20):
+            await asyncio.sleep(0.037)
+            began, batches = loop.time(), len(engine.sizes)
+            await batcher.submit(request)
+            waits.append((len(engine.sizes) - batches, loop.time() - began))
+        await asyncio.gather(*floods)
+        return waits
+
+    waits = run(main())
+    assert max(count for count, _ in waits) <= 1
+    assert max(seconds for _, seconds in waits) <= 2 * (0.010 + 32 * (0.0005 + HEAD_S)) + 1e-6
+
+
+def test_no_signature_starves(run, loop, observe, make_engine, robot):
+    """A tenant alone with its signature pays for whole forwards: its share of the seconds is what it can count on."""
+    engine = make_engine()
+    batcher = engine.batcher()
+
+    async def main():
+        floods = [saturate(batcher, observe, tenant, 40, loop, 2.0) for tenant in "abcdefgh"]
+        return await asyncio.gather(robot(batcher, "y", until=2.0, away_s=0.01), shares_at(engine, 2.0), *floods)
+
+    took, shares, *_ = run(main())
+    assert shares["y"] == pytest.approx(1 / 9, abs=0.02)
+    one_forward, others = 0.010 + 0.0005 + HEAD_S, 0.010 + 32 * (0.0005 + HEAD_S)
+    assert max(took) <= 9 * one_forward + 2 * others
+
+
+def test_low_class_progresses_by_ageing(run, loop, observe, make_engine):
+    engine = make_engine(fixed_s=0.5)
+    batcher = engine.batcher(max_batch_size=8)
+    batcher.set_share("low", 1.0, "low")
+
+    async def main():
+        await asyncio.gather(
+            saturate(batcher, observe, "low", 1, loop, 60.0),
+            *(saturate(batcher, observe, t, 16, loop, 60.0) for t in "ab"),
+        )
+
+    run(main())
+    assert engine.spent_s["low"].rows == pytest.approx(60 / 10, abs=1)
+
+
+@pytest.mark.parametrize("row_s", [0.0001, 0.0005, 0.001])
+@pytest.mark.parametrize("others", [4, 8])
+def test_a_flood_of_300_moves_another_tenants_p95_by_less_than_half(
+    loop, make_engine, observe, robot, row_s: float, others: int
+):
+    """The flood keeps 300 requests waiting all the time; the others are robots that ask ten times a second."""
+
+    async def measure(flood: bool) -> float:
+        batcher = make_engine(row_s=row_s).batcher()
+        until = loop.time() + 3.0
+        tasks = [asyncio.create_task(robot(batcher, f"t{index}", until=until)) for index in range(others)]
+        await asyncio.sleep(0.5)
+        if flood:
+            await saturate(batcher, observe, "flood", 300, loop, until)
+        took = [late for each in await asyncio.gather(*tasks) for late in each[6:]]
+        await batcher.aclose()
+        return percentile(took, 0.95)
+
+    before, during = (loop.run_until_complete(measure(flood)) for flood in (False, True))
+    assert during < 1.5 * before
+
+
+def test_a_flood_among_tenants_that_all_ask_much_is_no_flood(run, loop, observe, make_engine):
+    """Where everybody has many requests batches are as full as they can be."""
+    engine = make_engine()
+    batcher = engine.batcher()
+
+    async def main():
+        await asyncio.gather(*(saturate(batcher, observe, f"t{index}", 16, loop, 2.0) for index in range(8)))
+
+    run(main())
+    assert sum(engine.sizes[4:-8]) / len(engine.sizes[4:-8]) > 31
+
+
+# waiting
+
+
+@pytest.mark.parametrize("away_s", [0.004, 0.02])
+def test_groups_of_robots_are_fuller_and_no_later(loop, make_engine, robot, away_s: float):
+    """Eight tenants ask again some time after each answer: with and without a wait."""
+
+    async def measure(max_wait_ms: float) -> tuple[float, float, float]:
+        engine = make_engine()
+        batcher = engine.batcher(max_wait_ms=max_wait_ms)
+        until = loop.time() + 1.5
+        names = [f"t{index}" for index in range(8)]
+        took = await asyncio.gather(*(robot(batcher, name, until=until, away_s=away_s) for name in names))
+        await batcher.aclose()
+        flat = [late for each in took for late in each]
+        return sum(engine.sizes) / len(engine.sizes), sum(flat) / len(flat), engine.busy_s / len(flat)
+
+    (full, late, busy), (size, goes, spent) = (loop.run_until_complete(measure(wait)) for wait in (20.0, 0.0))
+    assert full > 1.2 * size
+    assert late < 1.1 * goes
+    assert busy < 0.9 * spent
+
+
+def test_wait_is_bounded_by_max_wait(run, loop, make_engine, robot):
+    engine = make_engine()
+    batcher = engine.batcher(max_wait_ms=5.0)
+
+    async def main():
+        names = [f"t{index}" for index in range(12)]
+        return await asyncio.gather(*(robot(batcher, name, until=2.0, away_s=0.05, jitter=0.9) for name in names))
+
+    took = [late for each in run(main()) for late in each]
+    longest_run = 0.010 + 12 * (0.0005 + HEAD_S)
+    assert max(took) <= 2 * longest_run + 0.005 + 1e-6
+
+
+def test_where_a_forward_grows_with_its_rows_nobody_waits(run, loop, make_engine, robot):
+    engine = make_engine(fixed_s=0.0, row_s=0.002)
+    batcher = engine.batcher(max_wait_ms=50.0)
+
+    async def main():
+        names = [f"t{index}" for index in range(8)]
+        await asyncio.gather(*(robot(batcher, name, until=3.0, period_s=0.1) for name in names))
+
+    run(main())
+    assert batcher.stats().waiting_for_group_s < 0.05
+
+
+def test_idle_time_is_told_apart(run, loop, make_engine, robot):
+    engine = make_engine()
+    batcher = engine.batcher(max_wait_ms=20.0)
+
+    async def main():
+        names = [f"t{index}" for index in range(4)]
+        await asyncio.gather(*(robot(batcher, name, until=2.0, away_s=0.03) for name in names))
+
+    run(main())
+    stats = batcher.stats()
+    assert stats.waiting_for_group_s > 0
+    assert stats.no_data_s > 0
+    assert stats.no_data_s + stats.waiting_for_group_s + engine.busy_s == pytest.approx(loop.time(), rel=0.05)
