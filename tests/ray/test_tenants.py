@@ -52,6 +52,24 @@ def test_a_tenant_leaves_metrics_and_an_export_and_nothing_in_a_process(service:
         service.tenant("nobody")
 
 
+def test_an_update_encodes_nothing_where_features_travel(service: Service) -> None:
+    found = {}
+    for mode in ("always", "never"):
+        workload = rl_workload(iterations=2)
+        rollout = workload.rollout.model_copy(update={"ship_features": mode})
+        run = service.submit(tenant_spec(f"finn-{mode}", workload.model_copy(update={"rollout": rollout})))
+        run.wait(120.0)
+        records = run.metrics()
+        counts = ("rows", "encoded", "carried")
+        found[mode] = [sum(each.get(f"training/{name}", 0) for each in records) for name in counts]
+        shipped = {each["rollout/features_shipped"] for each in records if "rollout/features_shipped" in each}
+        assert shipped == {float(mode == "always")}
+    rows, encoded, carried = found["always"]
+    assert rows > 0
+    assert (encoded, carried) == (0, rows)
+    assert found["never"][2] == 0
+
+
 def test_a_tenant_can_be_stopped_while_it_runs(service: Service) -> None:
     run = service.submit(tenant_spec("dora", rl_workload(iterations=100_000)))
     wait_until(lambda: run.status()["policy_version"] >= 1, timeout_s=90.0, what="a first version")
