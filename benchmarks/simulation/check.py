@@ -7,7 +7,7 @@ The file is JSON with
   :mod:`benchmarks.simulation.workload`, optionally ``weight``, ``arrival_s`` and ``signature``. A tenant with several
   workloads has an entry for each, named ``tenant/workload``;
 - ``busy_s``: measured busy seconds by tenant, training and inference together;
-- optionally ``store_bytes`` and ``ships_features``, as the service was set.
+- optionally ``store_bytes`` and ``ship_features``, as the service was set.
 """
 
 import json
@@ -42,7 +42,7 @@ def check_trace(path: Path) -> Measured:
     plain = Settings()
     settings = Settings(
         store_bytes=int(document.get("store_bytes", plain.store_bytes)),
-        ships_features=bool(document.get("ships_features", plain.ships_features)),
+        ship_features=document.get("ship_features", plain.ship_features),
     )
     outcome = simulate(tenants, from_fields(document["costs"], path.name), settings)
     predicted: dict[str, float] = {}

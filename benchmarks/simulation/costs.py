@@ -37,6 +37,10 @@ class DeviceCosts:
     act_row_s: float
     row_bytes: int
     """Features of one row."""
+    frame_bytes: int = 0
+    """Camera images of one row."""
+    hop_byte_s: float = 0.0
+    """Of the wall time that one byte takes from one process to the next."""
 
     def __post_init__(self) -> None:
         numbers = {name: value for name, value in dataclasses.asdict(self).items() if isinstance(value, int | float)}
@@ -74,7 +78,7 @@ GPU_NODE = DeviceCosts(
         "assumed, not measured: one H200-like GPU, a 2-B-parameter VLM in bfloat16 with 300 prefix tokens: 2 x 2e9 x "
         "300 = 1.2 TFLOP a row at 400 TFLOP/s is 3 ms; a forward of 28 eager layers is bound by launches below 15 ms; "
         "0.1-B-parameter action modules on hidden states: 15 ms for loss and backward, 8 ms to act, 1.5 ms for AdamW; "
-        "features of 300 x 2048 bfloat16, moved at 25 GB/s"
+        "features of 300 x 2048 bfloat16, moved at 25 GB/s to a GPU and 1.5 GB/s between processes"
     ),
     prefix_fixed_s=0.015,
     prefix_row_s=0.003,
@@ -87,6 +91,8 @@ GPU_NODE = DeviceCosts(
     act_fixed_s=0.008,
     act_row_s=0.00002,
     row_bytes=300 * 2048 * 2,
+    frame_bytes=224 * 224 * 3,
+    hop_byte_s=1 / 1.5e9,
 )
 """Default: what a node with 8 large GPUs may cost. Replace it by measurements with ``--costs``."""
 
@@ -110,7 +116,7 @@ def load_costs(path: Path) -> DeviceCosts:
 
 
 def from_fields(fields: Mapping[str, Any], name: str) -> DeviceCosts:
-    """Make costs of plain values; what is left out is 0 for look-ups and carrying, else an error.
+    """Make costs of plain values; what has no default must be there.
 
     Raises:
         ValueError: If fields are unknown or missing.

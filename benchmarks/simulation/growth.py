@@ -163,8 +163,8 @@ def switches(count: int, seed: int, costs: DeviceCosts) -> list[Row]:
     ways: Mapping[str, Settings] = {
         "everything": Settings(gpus=gpus),
         "without groups": Settings(gpus=gpus, training=alone, inference=single),
-        "without shipped features": Settings(gpus=gpus, ships_features=False),
-        "without a store and shipped features": Settings(gpus=gpus, ships_features=False, store_bytes=0),
+        "without shipped features": Settings(gpus=gpus, ship_features="never"),
+        "without a store and shipped features": Settings(gpus=gpus, ship_features="never", store_bytes=0),
     }
     tenants = draw_tenants(count, seed)
     found = {name: simulate(tenants, costs, settings) for name, settings in ways.items()}

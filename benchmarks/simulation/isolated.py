@@ -94,7 +94,7 @@ class _Rollout:
 
     def __init__(self, tenant: Tenant, work: RlWork, costs: DeviceCosts, settings: Settings, *, reuses: bool) -> None:
         self._tenant, self._work, self._costs, self._reuses = tenant, work, costs, reuses
-        self._is_carried = reuses and settings.ships_features
+        self._is_carried = reuses and settings.carries(costs)
         self._store = VirtualStore(settings.store_bytes if reuses else 0, costs.row_bytes)
         self._rng = random.Random(f"steps/{tenant.seed}")
         self._alone = Alone()

@@ -101,7 +101,7 @@ class SimulatedService:
     """Runs tenants through a service on virtual time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, costs: DeviceCosts, settings: Settings) -> None:
-        self._loop, self._settings = loop, settings
+        self._loop, self._settings, self._carries = loop, settings, settings.carries(costs)
         self._ledger = Ledger()
         self._nodes = [_Node(index, loop, costs, settings, self._ledger) for index in range(settings.gpus)]
         self._queue: deque[tuple[Tenant, asyncio.Future[_Node]]] = deque()
@@ -145,7 +145,7 @@ class SimulatedService:
         if isinstance(work, SftWork):
             learner: Learner = SftLearner(tenant, work)
         else:
-            learner = RlLearner(tenant, work, is_carried=self._settings.ships_features)
+            learner = RlLearner(tenant, work, is_carried=self._carries)
         self._learners[tenant.name] = learner
         gate, finished = await node.trainer.open(tenant, learner)
         if isinstance(work, SftWork):

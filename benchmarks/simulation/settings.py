@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from benchmarks.simulation.costs import DeviceCosts
+from joynexus.scheduling.shipping import ShippingMode, ShippingRates, is_worth_shipping
 from joynexus.specs.service import InferenceSpec, QueueSpec, TrainingSpec
 
 Kind = Literal["prefix", "head", "optimizer", "copy"]
@@ -27,10 +29,22 @@ class Settings:
     queue: QueueSpec = NO_FAULTS
     store_bytes: int = 40 << 30
     """Of one GPU's prefix store."""
-    ships_features: bool = True
-    """Whether RL's features travel from the replica to the trainer."""
+    ship_features: ShippingMode = "auto"
+    """Whether RL's features travel from the replica to the trainer; ``auto`` asks the product's rule."""
     module_bytes: int = 1_600_000_000
     """Device memory of one tenant's slot."""
+
+    def carries(self, costs: DeviceCosts) -> bool:
+        """Whether features travel at such costs; decided once, where the product measures and may change its mind."""
+        if self.ship_features != "auto":
+            return self.ship_features == "always"
+        rates = ShippingRates(
+            feature_bytes=float(costs.row_bytes),
+            frame_bytes=float(costs.frame_bytes),
+            seconds_per_byte=costs.hop_byte_s,
+            encode_seconds=costs.encode_s(costs.chunk_rows) / costs.chunk_rows,
+        )
+        return is_worth_shipping(rates, is_shipping=None)
 
 
 @dataclass(slots=True)

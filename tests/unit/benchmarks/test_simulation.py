@@ -5,6 +5,7 @@ import dataclasses
 import json
 import random
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -79,11 +80,11 @@ def test_device_seconds_of_tenants_are_the_busy_seconds_of_devices() -> None:
 
 
 @pytest.mark.parametrize("work", [SFT, RL, EVALUATION], ids=["sft", "rl", "evaluation"])
-@pytest.mark.parametrize("ships", [True, False])
+@pytest.mark.parametrize("ships", ["auto", "never"])
 def test_a_single_tenant_costs_what_it_costs_alone_with_our_reuse(
-    work: SftWork | RlWork | EvaluationWork, ships: bool
+    work: SftWork | RlWork | EvaluationWork, ships: Literal["auto", "never"]
 ) -> None:
-    settings = Settings(ships_features=ships)
+    settings = Settings(ship_features=ships)
     outcome = simulate([tenant(work)], GPU_NODE, settings)
     alone = run_alone(tenant(work), GPU_NODE, settings, reuses=True)
     assert outcome.busy_s == pytest.approx(alone.busy_s, rel=1e-6)
@@ -248,3 +249,10 @@ def test_a_trace_is_predicted_from_its_costs(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(ValueError, match="lacks"):
         check_trace(path)
+
+
+def test_features_travel_where_the_products_rule_says_so() -> None:
+    assert Settings().carries(GPU_NODE)
+    slow = dataclasses.replace(GPU_NODE, hop_byte_s=1e-8)
+    assert not Settings().carries(slow)
+    assert Settings(ship_features="always").carries(slow)
