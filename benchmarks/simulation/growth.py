@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from benchmarks.harness import Row
 from benchmarks.simulation.costs import DeviceCosts
@@ -132,6 +133,7 @@ def fairness_row(point: Point, costs: DeviceCosts) -> Row:
     }
 
 
+@cache
 def weighted_service(count: int, costs: DeviceCosts) -> list[float]:
     """Return device-seconds by weight of so many backlogged tenants of one GPU, with weights 3 : 1 : 1 and so on.
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from benchmarks.simulation.costs import DeviceCosts
+from joynexus.scheduling.cost import Measured
 from joynexus.scheduling.shipping import ShippingMode, ShippingRates, is_worth_shipping
 from joynexus.specs.service import InferenceSpec, QueueSpec, TrainingSpec
 
@@ -45,6 +46,27 @@ class Settings:
             encode_seconds=costs.encode_s(costs.chunk_rows) / costs.chunk_rows,
         )
         return is_worth_shipping(rates, is_shipping=None)
+
+
+class Spent:
+    """What an engine has measured of each tenant: what the product's choices settle their estimates with."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Measured] = {}
+
+    def of(self, tenant: str) -> Measured:
+        """Return the sums of a tenant."""
+        return self._sums.get(tenant, Measured())
+
+    def add(self, tenant: str, cost: Measured) -> None:
+        """Add to them."""
+        before = self.of(tenant)
+        self._sums[tenant] = Measured(
+            rows=before.rows + cost.rows,
+            encoded=before.encoded + cost.encoded,
+            prefix_s=before.prefix_s + cost.prefix_s,
+            head_s=before.head_s + cost.head_s,
+        )
 
 
 @dataclass(slots=True)

@@ -13,10 +13,11 @@ import numpy as np
 from benchmarks.simulation.costs import DeviceCosts
 from benchmarks.simulation.device import Gpu
 from benchmarks.simulation.learners import MAX_STALENESS, Learner
-from benchmarks.simulation.settings import Ledger, Settings
+from benchmarks.simulation.settings import Ledger, Settings, Spent
 from benchmarks.simulation.trainer import Gate, VirtualTrainer
 from benchmarks.simulation.workload import EvaluationWork, RlWork, SftWork, Tenant, jitter
 from joynexus.queues.inference_queue import GroupBatcher
+from joynexus.scheduling.cost import Measured
 from joynexus.types import NEVER_STALE, ActionChunk, LaneItem, Observation, PredictRequest, TrainingBatch
 
 LANE_AHEAD = 8
@@ -59,7 +60,10 @@ class VirtualReplica(Executor):
         self._loop, self._gpu, self._costs, self._ledger = loop, gpu, costs, ledger
         self._signatures: dict[str, str] = {}
         self._asked_at: dict[int, float] = {}
-        self._batcher = GroupBatcher(_answers, self._signatures.__getitem__, settings.inference, executor=self)
+        self._spent = Spent()
+        self._batcher = GroupBatcher(
+            _answers, self._signatures.__getitem__, settings.inference, executor=self, spent=self._spent.of
+        )
 
     def open(self, tenant: Tenant) -> None:
         """Serve a tenant."""
@@ -104,6 +108,8 @@ class VirtualReplica(Executor):
             seconds += act_s
             ledger.charge(tenant, "prefix", prefix_s * count / total)
             ledger.charge(tenant, "head", act_s)
+            part_s = prefix_s * count / total
+            self._spent.add(tenant, Measured(rows=count, encoded=count, prefix_s=part_s, head_s=act_s))
         return seconds
 
 

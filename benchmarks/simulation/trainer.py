@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from benchmarks.simulation.costs import DeviceCosts
 from benchmarks.simulation.device import Gpu
 from benchmarks.simulation.learners import MAX_STALENESS, Call, Learner
-from benchmarks.simulation.settings import Ledger, Settings
+from benchmarks.simulation.settings import Ledger, Settings, Spent
 from benchmarks.simulation.store import VirtualStore
 from benchmarks.simulation.workload import Tenant
 from joynexus.queues.training_queue import TrainingQueue
@@ -61,11 +61,11 @@ class VirtualTrainer:
         self._loop, self._gpu, self._costs, self._ledger = loop, gpu, costs, ledger
         self._spec = settings.training
         self._store = VirtualStore(settings.store_bytes, costs.row_bytes)
-        self._spent: dict[str, Measured] = {}
+        self._spent = Spent()
         self._chooser = GroupChooser(
             max_rows=self._spec.max_group_samples,
             max_wait_s=self._spec.max_wait_ms / 1000,
-            spent=lambda tenant: self._spent.get(tenant, Measured()),
+            spent=self._spent.of,
         )
         self._slots: dict[str, _Slot] = {}
         self._inbox: deque[tuple[LaneItem, ...]] = deque()
@@ -180,8 +180,10 @@ class VirtualTrainer:
             await self._gpu.run(part_s)
             ledger.charge(call.tenant, "head", part_s - self._costs.optimizer_s)
             ledger.charge(call.tenant, "optimizer", self._costs.optimizer_s)
-            self._spend(call.tenant, Measured(rows=call.rows, head_s=part_s))
+            self._spent.add(call.tenant, Measured(rows=call.rows, head_s=part_s))
             await self._answer(call)
+        for call in calls:
+            self._chooser.finished(call.tenant, self._loop.time())
 
     def _encode(self, calls: Sequence[Call]) -> float:
         """Find or encode every call's rows; returns the seconds of both."""
@@ -196,21 +198,11 @@ class VirtualTrainer:
             self._ledger.charge(call.tenant, "copy", copy_s)
             prefix_s = seconds * missing[call.tenant] / max(encoded, 1)
             self._ledger.charge(call.tenant, "prefix", prefix_s)
-            self._spend(call.tenant, Measured(encoded=missing[call.tenant], prefix_s=prefix_s, head_s=copy_s))
+            self._spent.add(call.tenant, Measured(encoded=missing[call.tenant], prefix_s=prefix_s, head_s=copy_s))
             self._ledger.carried += found if call.is_carried else 0
             self._ledger.reused += 0 if call.is_carried else found
         self._ledger.encoded += encoded
         return seconds + copies
-
-    def _spend(self, tenant: str, cost: Measured) -> None:
-        """Add to what the chooser may know of a tenant's costs."""
-        before = self._spent.get(tenant, Measured())
-        self._spent[tenant] = Measured(
-            rows=before.rows + cost.rows,
-            encoded=before.encoded + cost.encoded,
-            prefix_s=before.prefix_s + cost.prefix_s,
-            head_s=before.head_s + cost.head_s,
-        )
 
     def _look_up(self, call: Call) -> int:
         """Rows of a call that have to be encoded; they are kept from now on, also for the calls beside it."""
@@ -226,7 +218,6 @@ class VirtualTrainer:
             return
         version = slot.learner.version
         used = slot.learner.on_result(self._loop.time())
-        self._chooser.finished(call.tenant, self._loop.time())
         self.served[call.tenant] += call.rows
         self._ledger.trained_rows += call.rows
         if used:
