@@ -46,31 +46,31 @@ class CpuMarks:
         return end - begin
 
 
-class EventMarks:
-    """Events on the device's present stream. Recording one takes microseconds and waits for nothing."""
+class CudaMarks:
+    """Events on the present stream of a GPU. Recording one takes microseconds and waits for nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def mark(self) -> torch.Event:
+    def mark(self) -> torch.cuda.Event:
         """Record an event."""
-        event = torch.Event(self._device, enable_timing=True)
-        event.record(torch.accelerator.current_stream(self._device))
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def seconds(self, begin: torch.Event, end: torch.Event) -> float | None:
-        """Known once the device has passed the second event."""
-        return begin.elapsed_time(end) / 1000 if end.query() else None
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
+        """Known once the GPU has passed both events, which may be on two streams."""
+        return begin.elapsed_time(end) / 1000 if end.query() and begin.query() else None
 
 
 def device_cores(device: torch.device) -> int:
-    """Return how many seconds of the device fit into one of the wall clock: torch's threads on a CPU, else 1."""
-    return torch.get_num_threads() if device.type == "cpu" else 1
+    """Return how many seconds of the device fit into one of the wall clock: 1 on a GPU, torch's threads on a CPU."""
+    return 1 if device.type == "cuda" else torch.get_num_threads()
 
 
 def device_marks(device: torch.device) -> Marks:
     """Return what marks time on a device."""
-    return CpuMarks() if device.type == "cpu" else EventMarks(device)
+    return CudaMarks(device) if device.type == "cuda" else CpuMarks()
 
 
 @dataclass(eq=False, slots=True)
@@ -140,7 +140,7 @@ class DeviceClock:
 
     def spent(self, tenant: str) -> float:
         """Device seconds of a tenant in this step, up to now; on a GPU what it has come to so far."""
-        if self._stack:
+        if self._stack and tenant in self._stack[-1].split:
             self._cut()
         self.settle()
         return self._spent[tenant]
@@ -148,17 +148,19 @@ class DeviceClock:
     def settle(self) -> None:
         """Book the parts that the device is through with."""
         with self._lock:
+            booked: dict[tuple[str, Kind], float] = {}
             while self._pending:
                 span, begin, end = self._pending[0]
                 seconds = self._marks.seconds(begin, end)
                 if seconds is None:
-                    return
+                    break
                 self._pending.popleft()
                 total = sum(span.split.values())
                 for tenant, weight in span.split.items() if seconds else ():
                     share = seconds * weight / total
                     self._spent[tenant] += share
-                    self._ledger.charge(tenant, span.kind, share)
+                    booked[tenant, span.kind] = booked.get((tenant, span.kind), 0.0) + share
+            self._ledger.charge_all(booked)
 
     def _inside(self, span: Span) -> Generator[Span]:
         if not self._stack:

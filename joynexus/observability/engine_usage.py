@@ -92,9 +92,14 @@ class EngineLedger:
 
     def charge(self, tenant: str, kind: Kind, seconds: float) -> None:
         """Book device time of a tenant."""
+        self.charge_all({(tenant, kind): seconds})
+
+    def charge_all(self, charges: Mapping[tuple[str, Kind], float]) -> None:
+        """Book device time of several tenants at once."""
         with self._lock:
-            kinds = self._seconds.setdefault(tenant, {})
-            kinds[kind] = kinds.get(kind, 0.0) + seconds
+            for (tenant, kind), seconds in charges.items():
+                kinds = self._seconds.setdefault(tenant, {})
+                kinds[kind] = kinds.get(kind, 0.0) + seconds
 
     def record_group(self, rows: Mapping[str, RowCount]) -> None:
         """Book a group: its tenants' rows, and where their features came from."""
@@ -103,6 +108,12 @@ class EngineLedger:
                 self._rows[tenant] = self._rows.get(tenant, RowCount()) + count
             self._tenants += len(rows)
             self.groups.append(tenants=len(rows), samples=sum(each.samples for each in rows.values()))
+
+    def work(self, tenant: str) -> tuple[RowCount, float, float]:
+        """Return a tenant's rows so far, the seconds of encoding for it, and all its seconds."""
+        with self._lock:
+            kinds = self._seconds.get(tenant, {})
+            return self._rows.get(tenant, RowCount()), kinds.get("prefix", 0.0), sum(kinds.values(), start=0.0)
 
     def prefix_work(self, tenant: str) -> tuple[float, int]:
         """Return the seconds that encoding for a tenant took so far, and the rows that were encoded."""

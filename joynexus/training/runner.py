@@ -108,8 +108,8 @@ class GroupRunner:
     def _part(self, member: Member) -> bool:
         """Compute one tenant's part, let it take effect, and answer it; False if the slot was closed or loaded."""
         slot, tenant = member.slot, member.slot.tenant
+        part_began = self._clock.spent(tenant)
         with self._clock.span(tenant, "other"):
-            part_began = self._clock.spent(tenant)
             computed = member.error or _compute(member, lambda kind: self._clock.span(tenant, kind))
             with slot.lock:
                 if slot.is_closed or slot.state is not member.state:

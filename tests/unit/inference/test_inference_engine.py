@@ -376,6 +376,23 @@ def test_device_seconds_sum_to_the_busy_time(make_engine, snapshot, request_of):
     assert usage.device_seconds["a"] > usage.device_seconds["b"] > 0
 
 
+def test_every_second_of_acting_has_a_tenant_and_a_kind(engine, snapshot, request_of):
+    for tenant in "ab":
+        engine.set_policy(snapshot(tenant, module="flow_matching"))
+    engine.predict([request_of("a", 1, rows=2), request_of("b", 2)])
+    engine.predict([request_of("a", 1, rows=2), request_of("b", 2)])
+    usage = engine.usage()
+    for tenant, kinds in usage.by_kind.items():
+        assert set(kinds) == {"prefix", "head_forward", "copy", "other"}
+        assert sum(kinds.values()) == pytest.approx(usage.device_seconds[tenant], abs=1e-9)
+    assert sum(usage.device_seconds.values()) == pytest.approx(usage.busy_seconds, abs=1e-9)
+    assert usage.samples == {"a": 4, "b": 2}
+    assert usage.prefixes == {
+        "a": {"encoded": 2, "reused": 2, "carried": 0},
+        "b": {"encoded": 1, "reused": 1, "carried": 0},
+    }
+
+
 def test_who_finds_a_prefix_in_the_store_does_not_pay_for_it(engine, snapshot, request_of, monkeypatch):
     ticks = iter(range(1000))
     for tenant in "ab":

@@ -42,6 +42,40 @@ def test_device_seconds_sum_to_the_busy_time_and_follow_who_caused_it(monkeypatc
     assert charged == pytest.approx(found.busy_seconds, rel=0.25)
 
 
+def test_every_second_has_a_tenant_and_a_kind() -> None:
+    trainer = engine()
+    for index, name in enumerate("ab"):
+        trainer.open_slot(name, policy(), seed=index)
+    measured = time.thread_time()
+    run(trainer, train_call("a", 0, batch(3, 1)), train_call("b", 0, batch(2, 2)))
+    run(trainer, forward_call("a", 1, batch(3, 1)), forward_call("b", 1, batch(2, 2)))
+    run(trainer, step_call("a", 2), step_call("b", 2))
+    measured = time.thread_time() - measured
+    found = trainer.usage()
+    for tenant, kinds in found.by_kind.items():
+        assert set(kinds) == {"prefix", "head_forward", "backward", "optimizer", "copy", "other"}
+        assert min(kinds.values()) > 0
+        assert sum(kinds.values()) == pytest.approx(found.device_seconds[tenant], abs=1e-9)
+    assert sum(found.device_seconds.values()) == pytest.approx(found.busy_seconds, abs=1e-9)
+    assert 0.5 * measured < found.busy_seconds <= measured
+    assert found.samples == {"a": 6, "b": 4}
+    assert found.prefixes["a"] == {"encoded": 3, "reused": 3, "carried": 0}
+    assert found.idle == {}
+    assert found.capacity_seconds == found.wall_seconds > 0
+
+
+def test_an_answer_tells_what_the_call_has_cost() -> None:
+    trainer = engine()
+    for index, name in enumerate("ab"):
+        trainer.open_slot(name, policy(), seed=index)
+    first = run(trainer, forward_call("a", 0, batch(3, 1)), forward_call("b", 0, batch(3, 2)))
+    second = run(trainer, step_call("a", 1), step_call("b", 1))
+    charged = sum(each.device_seconds for each in [*first, *second])
+    assert min(each.device_seconds for each in [*first, *second]) > 0
+    assert second[0].device_seconds < first[0].device_seconds
+    assert 0.7 * trainer.usage().busy_seconds < charged <= trainer.usage().busy_seconds
+
+
 def test_encoded_and_reused_prefixes() -> None:
     trainer = engine()
     for index, name in enumerate("ab"):
