@@ -9,6 +9,8 @@ from training_world import backbone
 
 from joynexus.training.losses import LOSSES
 
+pytestmark = pytest.mark.timeout(300)  # many small runs, on a busy machine
+
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[list[Run]]:
@@ -35,7 +37,7 @@ def check(scenario: Scenario, running: list[Run]) -> None:
         compare(outcome, expected[tenant])
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@settings(settings.get_profile("exactness"), max_examples=20)
 @given(scenario=scenarios)
 def test_each_tenant_gets_beside_others_what_it_gets_alone(running: list[Run], scenario: Scenario) -> None:
     check(scenario, running)
