@@ -30,6 +30,11 @@ class EpisodeDataset(ABC):
     def num_frames(self) -> int:
         """Frames of all episodes; each is the start of one sample."""
 
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """Every instruction that occurs, once; empty where only reading all samples would tell."""
+        return ()
+
     @abstractmethod
     def statistics(self) -> PolicyStats:
         """Statistics of states and actions over all frames."""

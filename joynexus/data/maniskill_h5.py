@@ -65,6 +65,11 @@ class ManiSkillH5Dataset(EpisodeDataset):
         """Actions of all episodes; the observation after an episode's last action starts no sample."""
         return len(self._actions)
 
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """The task's instruction."""
+        return (self._instruction,)
+
     def statistics(self) -> PolicyStats:
         """Return statistics of states and actions over all frames that start a sample."""
         return PolicyStats(

@@ -115,6 +115,11 @@ class ProducerEngine:
         """What the dataset declares."""
         return self._dataset.contract
 
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """The instructions of the dataset, as far as it knows them."""
+        return self._dataset.instructions
+
     def statistics(self) -> PolicyStats:
         """Compute the dataset's statistics over all its frames."""
         return self._dataset.statistics()

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor
 
 from joynexus.errors import InvalidBatchError, SpecError
 from joynexus.models.action_module import ActionModule, ModuleDims, build_action_module
@@ -107,8 +109,7 @@ def prepare_prefix(backbone: Backbone, policy: PolicySpec, observation: Observat
             longer than the token bucket.
     """
     check_observation(policy.observation, observation)
-    prompts = [policy.observation.prompt_template.replace("{instruction}", text) for text in observation.instructions]
-    tokens, token_mask = backbone.tokenize(prompts, policy.observation.max_prompt_tokens)
+    tokens, token_mask = tokenize(backbone, policy.observation, observation.instructions)
     images = np.where(observation.image_mask[..., None, None, None], observation.images, np.uint8(0))
     return PrefixBatch(
         images=torch.from_numpy(images),
@@ -116,6 +117,23 @@ def prepare_prefix(backbone: Backbone, policy: PolicySpec, observation: Observat
         tokens=tokens.cpu(),
         token_mask=token_mask.cpu(),
     )
+
+
+def tokenize(
+    backbone: Backbone, spec: ObservationSpec, instructions: Sequence[str]
+) -> tuple[Int64[Tensor, "b l"], Bool[Tensor, "b l"]]:
+    """Turn instructions into the tokens of their prompts, and the mask of the real ones.
+
+    Args:
+        backbone: Gives the tokenizer.
+        spec: Gives prompt template and token bucket.
+        instructions: One per row.
+
+    Raises:
+        InvalidBatchError: If a prompt is longer than the token bucket.
+    """
+    prompts = [spec.prompt_template.replace("{instruction}", text) for text in instructions]
+    return backbone.tokenize(prompts, spec.max_prompt_tokens)
 
 
 def check_observation(spec: ObservationSpec, observation: Observation, *, needs_frames: bool = True) -> None:

@@ -1,13 +1,22 @@
+import statistics
+import time
+
 import numpy as np
 import pytest
 import torch
 
 from joynexus.errors import InvalidBatchError, SpecError
+from joynexus.models.backbone import load_backbone
 from joynexus.models.policy import build_policy, encode, prefix_keys, prepare_prefix
 from joynexus.models.prefix_store import PrefixStore
+from joynexus.specs.action_module import OftModuleSpec
+from joynexus.specs.backbone import LiteBackboneSpec
 from joynexus.specs.service import PrefixStoreSpec
+from joynexus.specs.tenant import ActionSpec, ObservationSpec, PolicySpec
 from joynexus.testing.model_inputs import fake_observation
 from joynexus.types import NormalizationStats, Observation, PolicyStats
+
+torch.set_num_threads(1)
 
 ONE_CAMERA = {"images": np.zeros((2, 1, 32, 48, 3), np.uint8), "image_mask": np.ones((2, 1), np.bool_)}
 
@@ -151,3 +160,24 @@ def test_statistics_of_another_width_are_refused(tiny, policy):
         build_policy(normalized, tiny, seed=0, stats=action_stats(7))
     with pytest.raises(SpecError, match="no statistics"):
         build_policy(normalized, tiny, seed=0, stats=None)
+
+
+def test_hashing_costs_little_beside_a_forward() -> None:
+    """Both on this thread, one after the other, so that a busy machine slows both."""
+    lite = load_backbone(LiteBackboneSpec())
+    spec = ObservationSpec(cameras=("base", "wrist"), image_size=(128, 128), state_dim=2, max_prompt_tokens=32)
+    policy = PolicySpec(
+        backbone="lite",
+        observation=spec,
+        action=ActionSpec(dim=2, horizon=4, num_action_steps=2, normalization="identity"),
+        action_module=OftModuleSpec(),
+    )
+    rows = prepare_prefix(lite, policy, fake_observation(spec, 2))
+    ratios: list[float] = []
+    for _ in range(3):
+        began = time.thread_time()
+        prefix_keys(rows, "s" * 64)
+        hashed = time.thread_time()
+        lite.prefix(rows, "s" * 64)
+        ratios.append((hashed - began) / (time.thread_time() - hashed))
+    assert statistics.median(ratios) < 0.02
