@@ -1,11 +1,9 @@
 """What work costs on a device: seconds as data, given or fitted to measurements."""
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,24 +95,6 @@ GPU_NODE = DeviceCosts(
 """Default: what a node with 8 large GPUs may cost. Replace it by measurements with ``--costs``."""
 
 
-def load_costs(path: Path) -> DeviceCosts:
-    """Read costs from a JSON file.
-
-    Args:
-        path: Either ``{"costs": {...}}`` with fields of :class:`DeviceCosts`, as ``cluster/trace.py`` writes; or a
-            result of ``core/group_forward.py``, to whose table of backbone forwards the prefix costs are fitted, the
-            rest being scaled like them.
-
-    Raises:
-        ValueError: If it has neither.
-    """
-    document = cast("dict[str, Any]", json.loads(path.read_text()))
-    given = document.get("costs")
-    if isinstance(given, dict):
-        return from_fields(cast("dict[str, Any]", given), path.name)
-    raise ValueError(f"{path}: no field 'costs'. Give {{'costs': {{...}}}} with the fields of DeviceCosts.")
-
-
 def from_fields(fields: Mapping[str, Any], name: str) -> DeviceCosts:
     """Make costs of plain values; what has no default must be there.
 
@@ -128,13 +108,3 @@ def from_fields(fields: Mapping[str, Any], name: str) -> DeviceCosts:
     if unknown or missing:
         raise ValueError(f"{name}: costs lack {missing} and have unknown {unknown}. Known are {sorted(known)}.")
     return DeviceCosts(**values)
-
-
-def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fit ``y = a + b x`` by least squares, both kept at 0 or more; returns ``(a, b)``."""
-    count = len(points)
-    mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
-    slope = max(slope, 0.0)
-    return max(mean_y - slope * mean_x, 0.0), slope

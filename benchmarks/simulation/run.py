@@ -14,7 +14,8 @@ from typing import Any
 
 from benchmarks.harness import Benchmark, Measured, Options, Row, Study
 from benchmarks.simulation.check import check_trace
-from benchmarks.simulation.costs import GPU_NODE, DeviceCosts, load_costs
+from benchmarks.simulation.costs import GPU_NODE, DeviceCosts
+from benchmarks.simulation.fit import load_costs
 from benchmarks.simulation.growth import Point, cost_row, delay_row, fairness_row, run_point, switches
 
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)

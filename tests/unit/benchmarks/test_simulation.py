@@ -13,6 +13,7 @@ from benchmarks.simulation.check import check_trace
 from benchmarks.simulation.clock import VirtualLoop
 from benchmarks.simulation.costs import GPU_NODE, DeviceCosts, from_fields
 from benchmarks.simulation.device import Gpu
+from benchmarks.simulation.fit import load_costs
 from benchmarks.simulation.isolated import run_alone
 from benchmarks.simulation.learners import RlLearner
 from benchmarks.simulation.measures import jain, percentile
@@ -256,3 +257,22 @@ def test_features_travel_where_the_products_rule_says_so() -> None:
     slow = dataclasses.replace(GPU_NODE, hop_byte_s=1e-8)
     assert not Settings().carries(slow)
     assert Settings(ship_features="always").carries(slow)
+
+
+def test_costs_are_fitted_to_the_core_benchmark(tmp_path: Path) -> None:
+    def row(tenants: int, batch: int, seconds: float) -> dict[str, object]:
+        return {"backbone": "3M", "tokens": 20, "tenants": tenants, "batch": batch, "grouped_ms": 1e3 * seconds}
+
+    forward = [row(tenants, batch, 0.01 + 0.002 * tenants * batch) for tenants in (1, 4) for batch in (1, 2)]
+    path = tmp_path / "group_forward.json"
+    environment = {"device": "cpu", "cpu": "a CPU"}
+    step = [row(4, 1, 0.01 + 0.002 * 4 + 4 * 0.006)]
+    tables = {"Forward stage": forward, "Whole step": step}
+    path.write_text(json.dumps({"name": "core/group_forward", "tables": tables, "environment": environment}))
+    costs = load_costs(path)
+    assert costs.encode_s(3) == pytest.approx(0.016)
+    assert costs.train_s(8) == pytest.approx(0.006)
+    assert costs.act_s(1) == pytest.approx(0.002)
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="no 'costs'"):
+        load_costs(path)
