@@ -21,6 +21,8 @@ BATCH_ROWS = (16, 32, 64)
 """Of backlogged tenants, in turn with other steps than the weights, so that dear calls and weights are independent."""
 CALLS_EACH = 150
 """Training calls that a backlogged tenant of mean weight gets, about."""
+MIN_GROUPS = 1000
+"""Group steps of backlogged tenants, however few they are."""
 HOUR_S = 3600.0
 
 
@@ -141,7 +143,7 @@ def weighted_service(count: int, costs: DeviceCosts) -> list[float]:
     """
     tenants = backlogged(WEIGHTS, [BATCH_ROWS[index // len(WEIGHTS) % len(BATCH_ROWS)] for index in range(count)])
     per_group = TRAINING.max_group_samples * len(BATCH_ROWS) / sum(BATCH_ROWS)
-    groups = int(CALLS_EACH * count / min(per_group, count))
+    groups = max(MIN_GROUPS, int(CALLS_EACH * count / min(per_group, count)))
     shares = saturated_shares(tenants, costs, Settings(), groups=groups)
     return [shares[tenant.name] / tenant.weight for tenant in tenants]
 

@@ -146,6 +146,7 @@ def draw(result: Benchmark, figure: Any) -> None:  # noqa: ANN401  # matplotlib'
     panels[0].axhline(1.0, color="gray", linestyle="--", linewidth=1)
     panels[0].set_ylim(bottom=0)
     panels[1].set_yscale("symlog", linthresh=1.0)
+    panels[1].set_ylim(bottom=0)
     panels[2].set_ylim(0, 1.05)
 
 
