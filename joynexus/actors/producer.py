@@ -59,6 +59,10 @@ class DataProducer:
         engine = await asyncio.to_thread(self._engine, workload, spec)
         return engine.contract, await asyncio.to_thread(engine.statistics)
 
+    async def instructions(self, workload: int, spec: SftSpec) -> tuple[str, ...]:
+        """Tell the instructions of a workload's dataset, as far as it knows them."""
+        return (await asyncio.to_thread(self._engine, workload, spec)).instructions
+
     def _engine(self, workload: int, spec: SftSpec) -> ProducerEngine:
         if workload not in self._engines:
             self._engines[workload] = ProducerEngine.open(self._tenant, workload, spec, light_epochs=self._light_epochs)

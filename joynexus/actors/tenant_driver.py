@@ -122,6 +122,9 @@ class TenantDriver:
             self._check_contracts(contracts + self._open_environments())
         self._check()
         self._open_slot()
+        for index, workload in enumerate(self._spec.workloads):
+            if isinstance(workload, SftSpec):
+                self._runner.check_instructions(index, workload)
 
     def _check_contracts(self, contracts: list[InterfaceContract]) -> None:
         """Refuse a tenant whose policy, datasets and environments disagree, before anything is trained."""
@@ -217,7 +220,9 @@ class TenantDriver:
     def _open_source(self, index: int) -> InterfaceContract:
         workload = self._spec.workloads[index]
         if isinstance(workload, SftSpec):
-            return self._runner.open_dataset(index, workload)[0]
+            contract, _ = self._runner.open_dataset(index, workload)
+            self._runner.check_instructions(index, workload)
+            return contract
         return self._runner.open_environment(workload)
 
     # ---- the end

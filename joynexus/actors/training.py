@@ -312,6 +312,14 @@ class TrainingActor:
         if spec.tenant not in self._metrics:
             self._metrics[spec.tenant] = MetricsWriter(folder)
 
+    async def check_instructions(self, tenant: str, instructions: tuple[str, ...]) -> None:
+        """Refuse instructions that a tenant's policy can't read.
+
+        Raises:
+            InvalidBatchError: If a prompt is longer than the policy's token bucket.
+        """
+        await self._command(lambda: self._engine.check_instructions(tenant, instructions))
+
     async def sync_point(self, tenant: str) -> int:
         """Return the newest version that the tenant has published."""
         return await self._command(lambda: self._runtime.version(tenant))

@@ -80,6 +80,16 @@ class WorkloadRunner:
         """Open and verify a workload's dataset; see :meth:`joynexus.actors.producer.DataProducer.describe`."""
         return self._producer().call("describe", index, workload, timeout_s=OPEN_S)
 
+    def check_instructions(self, index: int, workload: SftSpec) -> None:
+        """Refuse a dataset whose instructions are too long for the policy; its slot is open.
+
+        Raises:
+            InvalidBatchError: If one is.
+        """
+        found: tuple[str, ...] = self._producer().call("instructions", index, workload, timeout_s=OPEN_S)
+        if found:
+            self._trainer.call("check_instructions", self.record.name, found)
+
     def open_environment(self, workload: RlSpec | EvaluationSpec) -> InterfaceContract:
         """Open a workload's environment in the first worker, and return what it declares."""
         return self.worker(0).call("describe", workload.environment, timeout_s=OPEN_S)

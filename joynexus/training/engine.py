@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from joynexus.errors import AdmissionError, TenantExistsError, TenantNotFoundError
+from joynexus.errors import AdmissionError, InvalidBatchError, TenantExistsError, TenantNotFoundError
 from joynexus.models.backbone import Backbone, load_backbone
-from joynexus.models.policy import build_policy
+from joynexus.models.policy import build_policy, tokenize
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.models.prefix_store import PrefixStore
 from joynexus.observability.device_clock import device_cores
@@ -157,6 +157,19 @@ class TrainingEngine:
         slot = self._slot(tenant)
         with slot.lock:
             slot.state.reset_optimizer()
+
+    def check_instructions(self, tenant: str, instructions: Sequence[str]) -> None:
+        """Refuse instructions that the tenant's policy can't read, before anything is made of them.
+
+        Raises:
+            TenantNotFoundError: If the tenant has no slot.
+            InvalidBatchError: If a prompt is longer than the policy's token bucket.
+        """
+        seen = self._slot(tenant).policy.observation
+        try:
+            tokenize(self._backbone, seen, instructions)
+        except InvalidBatchError as error:
+            raise InvalidBatchError(f"tenant {tenant!r}: {error}") from error
 
     # ---- calls
 

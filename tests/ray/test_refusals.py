@@ -55,9 +55,9 @@ def service_spec() -> ServiceSpec:
     return SERVICE.model_copy(update={"service": "strict", "training": training, "health": health})
 
 
-def sft_tenant(name: str, *files: Path) -> TenantSpec:
+def sft_tenant(name: str, *files: Path, max_prompt_tokens: int = 48) -> TenantSpec:
     policy = {
-        "observation": {"state_dim": STATE_DIM, "max_prompt_tokens": 48},
+        "observation": {"state_dim": STATE_DIM, "max_prompt_tokens": max_prompt_tokens},
         "action": {"dim": ACTION_DIM, "normalization": "min_max"},
     }
     workloads = [
@@ -168,6 +168,11 @@ def truncated_file(folder: Path) -> Contradiction:
     return sft_tenant("truncated", path), r"DatasetError: dataset .*cut\.h5: damaged or truncated"
 
 
+def long_instruction(folder: Path) -> Contradiction:
+    spec = sft_tenant("wordy", write_file(folder / "wordy.h5"), max_prompt_tokens=8)
+    return spec, r"InvalidBatchError: tenant 'wordy': prompt .* tokens, the policy's bucket max_prompt_tokens is 8"
+
+
 def question_on_the_terminal(_: Path) -> Contradiction:
     workload = rl_workload(environment=counter(is_asking=True))
     return tenant_spec("asking", workload), r"AssetsMissingError: .*asked a question on the terminal"
@@ -182,6 +187,7 @@ def question_on_the_terminal(_: Path) -> Contradiction:
         sources_that_disagree,
         unknown_environment,
         pytest.param(truncated_file, id="c69_truncated_file"),
+        long_instruction,
         question_on_the_terminal,
     ],
 )

@@ -36,6 +36,7 @@ from joynexus.errors import (
     UnknownComponentError,
 )
 from joynexus.models.action_module import ActionModule
+from joynexus.observability.engine_usage import RowCount
 from joynexus.specs.action_module import GaussianModuleSpec, OftModuleSpec
 from joynexus.specs.algorithm import OptimizerSpec
 from joynexus.training import call_queue, runner
@@ -442,18 +443,54 @@ def test_submitting_from_many_threads_equals_submitting_from_one() -> None:
 # ---- fairness and size of a group
 
 
-def test_a_group_holds_at_most_its_samples_and_shares_by_weight() -> None:
+def calls_by_cost(monkeypatch: pytest.MonkeyPatch, *, offset: int) -> dict[str, int]:
+    """Calls of two tenants in 16 groups of one call each, if a row costs 1 ms to encode and 1 ms to train on."""
     trainer = engine(max_group_samples=4)
+
+    def work(tenant: str) -> tuple[RowCount, float, float]:
+        usage = trainer.usage()
+        samples, encoded = usage.samples.get(tenant, 0), usage.prefixes.get(tenant, {}).get("encoded", 0)
+        return RowCount(samples=samples, encoded=encoded), 0.001 * encoded, 0.001 * (samples + encoded)
+
+    monkeypatch.setattr(trainer._ledger, "work", work)
     trainer.open_slot("heavy", policy(), seed=0, weight=3.0)
     trainer.open_slot("light", policy(), seed=1, weight=1.0)
     for step in range(24):
         trainer.submit(train_call("heavy", step, batch(3, step)))
-        trainer.submit(train_call("light", step, batch(3, step)))
+        trainer.submit(train_call("light", step, batch(3, step + offset)))
     for _ in range(16):
         trainer.step()
-    served = {tenant: 24 - status.queued_calls for tenant, status in trainer.tenants().items()}
-    assert served == {"heavy": 12, "light": 4}
     assert trainer.usage().mean_samples == 3.0
+    return {tenant: 24 - status.queued_calls for tenant, status in trainer.tenants().items()}
+
+
+def test_a_group_holds_at_most_its_samples_and_shares_by_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert calls_by_cost(monkeypatch, offset=1000) == {"heavy": 12, "light": 4}
+
+
+def test_a_tenant_that_finds_its_prefixes_pays_for_its_own_part_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = calls_by_cost(monkeypatch, offset=0)  # the same frames: heavy encodes them, and light finds them
+    assert served["light"] > 4
+
+
+def test_a_group_is_put_off_only_on_request_and_not_for_long() -> None:
+    trainer = engine(max_wait_ms=50.0)
+    for index, name in enumerate("ab"):
+        trainer.open_slot(name, policy(), seed=index)
+    for step in range(3):
+        run(trainer, *(train_call(name, step, batch(1, 10 * step + index)) for index, name in enumerate("ab")))
+    trainer.submit(train_call("a", 3, batch(1, 90)))
+    began, waited = time.monotonic(), 0
+    while trainer.step(may_wait=True) == 0:
+        waited += 1
+        assert trainer.hold_s is not None
+        assert trainer.hold_s <= 0.05
+        assert time.monotonic() - began < 20.0
+        time.sleep(trainer.hold_s)
+    assert trainer.hold_s is None
+    assert waited <= 50
+    trainer.submit(train_call("a", 4, batch(1, 91)))
+    assert trainer.step() == 1  # whoever does not ask for it never waits
 
 
 def test_a_call_larger_than_a_group_still_runs() -> None:
@@ -535,3 +572,13 @@ def test_a_snapshot_is_a_copy_under_its_version() -> None:
     assert are_equal(dict(base.parameters), dict(trainer.base_snapshot("a").parameters))
     run(trainer, train_call("a", 1, batch(2, 2)))
     assert not are_equal(dict(later.parameters), parameters(trainer, "a"))
+
+
+def test_instructions_that_are_too_long_are_refused_before_anything_is_made_of_them() -> None:
+    trainer = engine()
+    trainer.open_slot("a", policy(tokens=12), seed=0)
+    trainer.check_instructions("a", ("pick it", "lift"))
+    with pytest.raises(InvalidBatchError, match=r"tenant 'a': prompt .* max_prompt_tokens is 12"):
+        trainer.check_instructions("a", ("pick it", "push the red cube to the very end of the table"))
+    with pytest.raises(TenantNotFoundError):
+        trainer.check_instructions("b", ("lift",))
