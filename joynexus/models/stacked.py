@@ -96,7 +96,6 @@ class StackedModule:
         self.rows = rows
         memo: dict[int, Any] = {id(each): each for each in chain(like.parameters(), [like.spec])}
         self._module: ActionModule = copy.deepcopy(like, memo)  # the structure; parameters are replaced below
-        self._module.requires_grad_(requires_grad=False)
         self._views: dict[str, Tensor] = {}
         layers = cast("Iterator[tuple[str, nn.Module]]", self._module.named_modules())
         for name, layer in list(layers):

@@ -90,10 +90,11 @@ def test_a_slot_that_is_cleared_holds_nothing():
 
 
 def test_module_is_left_as_it_was():
-    (module,) = modules_of("gaussian", 1)
+    module = modules_of("gaussian", 1)[0].requires_grad_()
     before = {name: each.clone() for name, each in module.state_dict().items()}
     StackedModule(module, slots=2, rows=ROWS).is_exact(module, fake_prefix(DIMS, ROWS))
     assert module.state_dict().keys() == before.keys()
+    assert all(each.requires_grad for each in module.parameters())
     assert all(torch.equal(each, before[name]) for name, each in module.state_dict().items())
 
 
