@@ -6,7 +6,8 @@ rounds' ratios: a slow spell of the machine then hits all sides alike.
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median, quantiles
 
@@ -77,7 +78,8 @@ def measure_paired(
     rounds: int,
     warmups: int = 1,
     min_seconds: float = 0.0,
-    prepare: Work | None = None,
+    budget_s: float | None = None,
+    prepare: Callable[[str], object] | None = None,
 ) -> Paired:
     """Measure several ways to do the same, interleaved.
 
@@ -87,38 +89,53 @@ def measure_paired(
         rounds: How often each side is measured; odd numbers give a median that was really seen.
         warmups: Runs of each side that are thrown away.
         min_seconds: A side that takes less is run several times within a measurement.
-        prepare: Called before every run, outside the time; a side is then run once per measurement.
+        budget_s: Stop early, but not before the third round, once this much was measured.
+        prepare: Called with the name of a side before each of its runs, outside the time; a side is then run once per
+            measurement.
 
     Returns:
         Seconds of one run, per side and round.
     """
-    names = list(sides)
-    repeats = dict.fromkeys(names, 1)
-    for name in names:
-        spent = [_run(sides[name], clock, 1, prepare) for _ in range(max(warmups, 1))][-1]
+
+    def run(name: str, times: int) -> float:
+        if prepare is not None:
+            prepare(name)
+        return clock(lambda: [sides[name]() for _ in range(times)])
+
+    repeats = dict.fromkeys(sides, 1)
+    for name in sides:
+        spent = [run(name, 1) for _ in range(max(warmups, 1))][-1]
         if prepare is None and spent < min_seconds:
             repeats[name] = min(int(min_seconds / max(spent, 1e-6)) + 1, 1000)
+    with _no_collection():
+        return Paired(seconds=_rounds(run, repeats, rounds, budget_s))
+
+
+def _rounds(
+    run: Callable[[str, int], float], repeats: Mapping[str, int], rounds: int, budget_s: float | None
+) -> dict[str, list[float]]:
+    """Measure all sides round after round, each round beginning with another one."""
+    names, measured_s = list(repeats), 0.0
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    for index in range(rounds):
+        turn = index % len(names)
+        for name in names[turn:] + names[:turn]:
+            spent = run(name, repeats[name])
+            measured_s += spent
+            seconds[name].append(spent / repeats[name])
+        if budget_s is not None and index >= 2 and measured_s > budget_s:  # noqa: PLR2004
+            break
+    return seconds
+
+
+@contextmanager
+def _no_collection() -> Generator[None]:
+    """Keep Python's garbage collector out of the time."""
     was_collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        for index in range(rounds):
-            turn = index % len(names)
-            for name in names[turn:] + names[:turn]:
-                seconds[name].append(_run(sides[name], clock, repeats[name], prepare) / repeats[name])
+        yield
     finally:
         if was_collecting:
             gc.enable()
-    return Paired(seconds=seconds)
-
-
-def _run(work: Work, clock: Clock, repeats: int, prepare: Work | None) -> float:
-    if prepare is not None:
-        prepare()
-
-    def often() -> None:
-        for _ in range(repeats):
-            work()
-
-    return clock(often)

@@ -77,7 +77,8 @@ def test_short_work_is_repeated_but_never_where_it_is_prepared() -> None:
     def work() -> None:
         counts["work"] += 1
 
-    def prepare() -> None:
+    def prepare(side: str) -> None:
+        assert side == "a"
         counts["prepare"] += 1
 
     paired = measure_paired({"a": work}, lambda each: (each(), 0.01)[1], rounds=2, min_seconds=0.05)
