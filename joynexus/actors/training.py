@@ -119,23 +119,23 @@ class TrainingActor:
                 self._run_commands()
                 refused = self._take_in()
                 self._ask_for(self._runtime.take_incomplete())
-                outcome = self._runtime.step()
+                outcome = self._runtime.step(may_wait=True)
                 self._acknowledge([*refused, *outcome.acknowledged])
                 self._note(outcome)
                 self._look()
                 if outcome.did_work:
                     self._gathered_s = self._slept_s = 0.0
                 else:
-                    self._sleep()
+                    self._sleep(IDLE_S if outcome.hold_s is None else min(outcome.hold_s, IDLE_S))
         except Exception as error:  # tenants' faults end in their own results; this is one of ours
             log.exception("compute thread of %s", self._consumer)
             self._fault = f"{type(error).__name__}: {error}"
 
-    def _sleep(self) -> None:
+    def _sleep(self, seconds: float) -> None:
         """Wait for items, calls or commands; items tell when they come for how long they waited for their group."""
         began = time.monotonic()
         with self._engine.idle.because("waiting_for_group" if self._engine.has_work else "no_data"):
-            self._wake.wait(IDLE_S)
+            self._wake.wait(seconds)
             self._wake.clear()
         self._slept_s += time.monotonic() - began
         if self._gathered_s > 0:

@@ -20,6 +20,8 @@ PRIOR_HEAD_S = 1e-3
 """Seconds per row of a module before any tenant's was measured."""
 _NEWEST = 0.3
 """Weight of the newest measurement in a moving mean."""
+_HICCUP = 3.0
+"""A measurement counts for no more than this many times its estimate: what the machine did meanwhile is no tenant's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +61,8 @@ class _Rates:
     head_s: float | None = None
     encoded: float = 1.0
     """Part of its rows that had to be encoded lately."""
+    count: int = 0
+    """Measurements so far."""
 
 
 class CostModel:
@@ -69,6 +73,7 @@ class CostModel:
         self._token_s: float | None = None
         self._head_s: float | None = None
         """Of all tenants, for one that was never measured."""
+        self._count = 0
 
     def add(self, tenant: str, *, tokens: int = 1, head_s: float | None = None) -> None:
         """Take a tenant in; one that is known keeps what was learnt.
@@ -117,11 +122,19 @@ class CostModel:
         if cost.rows <= 0:
             return
         rates = self._rates(tenant)
-        if cost.encoded > 0:
-            self._token_s = _mean(self._token_s, cost.prefix_s / (cost.encoded * rates.tokens))
         rates.encoded = _mean(rates.encoded, cost.encoded / cost.rows)
-        rates.head_s = _mean(rates.head_s, cost.head_s / cost.rows)
-        self._head_s = _mean(self._head_s, cost.head_s / cost.rows)
+        if cost.encoded > 0:
+            token_s = cost.prefix_s / (cost.encoded * rates.tokens)
+            self._token_s = _mean(self._token_s if self._count > 1 else None, token_s)
+        head_s = cost.head_s / cost.rows
+        rates.head_s = _mean(rates.head_s if rates.count > 1 else None, head_s)
+        self._head_s = _mean(self._head_s if self._count > 1 else None, head_s)
+        rates.count += 1
+        self._count += 1
+
+    def is_warm(self, tenant: str) -> bool:
+        """Whether the tenant's first call is over, in which kernels are loaded and buffers made: it is no measure."""
+        return self._rates(tenant).count > 0
 
     def _rates(self, tenant: str) -> _Rates:
         rates = self._tenants.get(tenant)
@@ -165,6 +178,8 @@ class Settlement:
     def settle(self) -> Measured:
         """Correct what was charged since the last time, as far as it was measured.
 
+        A hiccup of the machine, and the time in which a tenant's first call warms it up, are nobody's debt.
+
         Returns:
             What was measured, of all tenants together.
         """
@@ -176,7 +191,8 @@ class Settlement:
                 continue  # the device has not come to it
             self._seen[tenant] = now
             del self._open[tenant]
-            self._fair.settle(tenant, latest.seconds - charged)
+            counted = min(latest.seconds, charged * (_HICCUP if self._costs.is_warm(tenant) else 1.0))
+            self._fair.settle(tenant, counted - charged)
             self._costs.measured(tenant, latest)
             total = _sum(total, latest)
         return total

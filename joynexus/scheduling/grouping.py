@@ -30,7 +30,7 @@ class Head:
 
     rows: int
     since: float
-    """When it became the next: it was submitted, or the one before it answered."""
+    """When it was submitted."""
     has_features: bool = False
     """Whether the features of all rows came with it, so that nothing is encoded."""
 
@@ -66,6 +66,8 @@ class GroupChooser:
         self._arrivals: dict[str, Arrivals] = {}
         self._here: set[str] = set()
         """Tenants whose next call was seen."""
+        self._answered: dict[str, float] = {}
+        """When each tenant's last call was: the next one has waited since then at most."""
         self._held_since: dict[str, float] = {}
         """By signature: since when its next group is awaited."""
 
@@ -99,6 +101,7 @@ class GroupChooser:
         self._costs.remove(tenant)
         self._settlement.forget(tenant)
         self._here.discard(tenant)
+        self._answered.pop(tenant, None)
         signature = self._signatures.pop(tenant, None)
         if signature is not None and signature in self._arrivals:
             self._arrivals[signature].forget(tenant)
@@ -138,6 +141,7 @@ class GroupChooser:
         self._here.discard(tenant)
         signature = self._signatures.get(tenant)
         if signature is not None:
+            self._answered[tenant] = now
             self._arrivals[signature].leave(tenant, now)
 
     def _learn(self, heads: Mapping[str, Head]) -> None:
@@ -148,11 +152,13 @@ class GroupChooser:
         for tenant, head in heads.items():
             if tenant not in self._here:
                 self._here.add(tenant)
-                self._arrivals.setdefault(self._signatures[tenant], Arrivals()).enter(tenant, head.since, head.rows)
+                self._arrivals.setdefault(self._signatures[tenant], Arrivals()).enter(
+                    tenant, self._since(tenant, head), head.rows
+                )
 
     def _group(self, heads: Mapping[str, Head], costs: Mapping[str, float], now: float) -> tuple[list[str], int]:
         """Return the leader and who may run beside it, and the rows that could still join."""
-        ready = {tenant: max(0.0, now - head.since) for tenant, head in heads.items()}
+        ready = {tenant: max(0.0, now - self._since(tenant, head)) for tenant, head in heads.items()}
         leader = self._fair.choose(ready)
         same = {tenant for tenant in heads if self._signatures[tenant] == self._signatures[leader]}
         group, room = [leader], self._max_rows - heads[leader].rows
@@ -180,6 +186,10 @@ class GroupChooser:
             expected=[each for each in expected if self._costs.encoded_part(each.tenant) > _FOUND],
             cost=self._forward,
         )
+
+    def _since(self, tenant: str, head: Head) -> float:
+        """Since when a call is the next of its tenant."""
+        return max(head.since, self._answered.get(tenant, head.since))
 
     def _is_encoding(self, tenant: str, head: Head) -> bool:
         """Whether a call probably has rows that the backbone must run over."""

@@ -5,10 +5,11 @@ answer again, be it a result or an error, and with another payload it is refused
 guards it.
 """
 
+import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from joynexus.errors import BackPressureError, SequenceConflictError
 from joynexus.models.prefix import PrefixFeatures
@@ -31,6 +32,15 @@ class QueuedCall:
     """Of each row of the batch by itself, held from the prefix store: nothing of the call is encoded then."""
     sample_keys: SampleKeys | None = None
     """Where to note which prefix each sample of the batch stands for; None notes nothing."""
+
+    queued_at: float = field(default_factory=time.monotonic)
+    """When it was accepted."""
+
+    @property
+    def has_features(self) -> bool:
+        """Whether the features of all rows came with it, so that the backbone has nothing to do."""
+        batch = self.call.batch
+        return self.features is not None or (batch is not None and batch.num_featured == len(batch) > 0)
 
     @property
     def num_rows(self) -> int:

@@ -3,7 +3,8 @@
     submit (any thread)                 step (one thread, again and again)
       check, hash                         optimizer-only heads: applied at once
       slot.calls <- call                  batch heads of one signature, chosen fairly, up to max_group_samples:
-      Future -------------------.           prepare each -> one backbone pass over what the store lacks
+      Future -------------------.           (or wait a moment for more of them, where that saves a forward)
+                                |           prepare each -> one backbone pass over what the store lacks
                                 |           each tenant, cheapest first: loss, gradient, commit
                                 `--------------------------------------------------> its Future is set at once
 
@@ -13,6 +14,7 @@ Only the thread in ``step`` runs modules and touches the prefix store.
 """
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -29,7 +31,9 @@ from joynexus.observability.device_clock import device_cores
 from joynexus.observability.engine_usage import EngineLedger, EngineUsage
 from joynexus.observability.group_log import GroupColumns
 from joynexus.observability.idle_clock import IdleClock
-from joynexus.scheduling.fairness import FairShare
+from joynexus.scheduling.cost import Measured
+from joynexus.scheduling.fairness import Priority
+from joynexus.scheduling.grouping import GroupChooser, Head
 from joynexus.specs.backbone import BackboneSpec
 from joynexus.specs.service import TrainingSpec
 from joynexus.specs.tenant import PolicySpec
@@ -73,7 +77,10 @@ class TrainingEngine:
         self._opening: set[str] = set()
         self._closed: list[TrainingSlot] = []
         """Slots whose rows are still in the prefix store, because a step was running."""
-        self._shares = FairShare()
+        self._chooser = GroupChooser(
+            max_rows=spec.max_group_samples, max_wait_s=spec.max_wait_ms / 1000, spent=self.spent
+        )
+        self._hold_until: float | None = None
 
     @staticmethod
     def load(backbone: BackboneSpec, spec: TrainingSpec, *, backbone_name: str) -> "TrainingEngine":
@@ -85,7 +92,14 @@ class TrainingEngine:
     # ---- slots
 
     def open_slot(
-        self, tenant: str, policy: PolicySpec, *, seed: int, weight: float = 1.0, stats: PolicyStats | None = None
+        self,
+        tenant: str,
+        policy: PolicySpec,
+        *,
+        seed: int,
+        weight: float = 1.0,
+        priority: Priority = "normal",
+        stats: PolicyStats | None = None,
     ) -> None:
         """Give a tenant a slot with a freshly initialised module, at version 0.
 
@@ -93,7 +107,8 @@ class TrainingEngine:
             tenant: Its name.
             policy: What to train.
             seed: Of the initial parameters and of the tenant's generator.
-            weight: Fair share of the group steps.
+            weight: Fair share of the device's seconds.
+            priority: Class of it; see :mod:`joynexus.scheduling.fairness`.
             stats: Statistics to normalise with; they stay with the slot.
 
         Raises:
@@ -109,7 +124,14 @@ class TrainingEngine:
             slot = TrainingSlot(tenant, policy, parts, seed=seed, stats=stats)
             with self._lock:
                 self._capacity.check(tenant, needed=slot.nbytes, used=self._used_bytes())
-                self._shares.add(tenant, weight)
+                self._chooser.add(
+                    tenant,
+                    signature=slot.signature,
+                    weight=weight,
+                    priority=priority,
+                    tokens=self._prefix_length(policy),
+                    head_s=slot.expected_seconds(1),
+                )
                 self._slots[tenant] = slot
         finally:
             with self._lock:
@@ -123,7 +145,7 @@ class TrainingEngine:
         """
         with self._lock:
             slot = self._slots.pop(tenant, None)
-            self._shares.remove(tenant)
+            self._chooser.remove(tenant)
             self._closed += [] if slot is None else [slot]
         if slot is None:
             raise self._not_found(tenant)
@@ -222,11 +244,15 @@ class TrainingEngine:
         with self._lock:
             return any(len(slot.calls) > 0 for slot in self._slots.values())
 
-    def step(self) -> int:
+    def step(self, *, may_wait: bool = False) -> int:
         """Run one group step.
 
+        Args:
+            may_wait: Whether a group may be put off for further members; the caller then has to step again after
+                ``hold_s``, and may do so earlier.
+
         Returns:
-            How many calls were answered; 0 where none waited.
+            How many calls were answered; 0 where none waited, or more are awaited.
 
         Raises:
             RuntimeError: If another thread is in it.
@@ -237,30 +263,44 @@ class TrainingEngine:
             with self._lock:
                 slots = list(self._slots.values())
             with self._runner.charging():
-                return self._runner.optimizer_calls(slots) + self._runner.group(self._choose())
+                answered = self._runner.optimizer_calls(slots)
+                members = self._choose(may_wait=may_wait)
+                answered += self._runner.group(members)
+            self._note_answers(members)
+            return answered
         finally:
             self._forget_closed()
             self._stepping.release()
 
-    def _choose(self) -> list[Member]:
-        """Take batch calls at the heads of the queues: the fairest one, and those that share its signature."""
+    @property
+    def hold_s(self) -> float | None:
+        """For how long calls that wait are put off, after the last step; None if they are not."""
+        return None if self._hold_until is None else max(0.0, self._hold_until - time.monotonic())
+
+    def spent(self, tenant: str) -> Measured:
+        """Return what a tenant's calls have cost so far; on a GPU, as far as it was measured."""
+        rows, prefix_s, seconds = self._ledger.work(tenant)
+        return Measured(rows=rows.samples, encoded=rows.encoded, prefix_s=prefix_s, head_s=seconds - prefix_s)
+
+    def _choose(self, *, may_wait: bool) -> list[Member]:
+        """Take batch calls at the heads of the queues: the fairest one, and those that may share its group."""
         with self._lock:
-            heads = {tenant: (slot, head) for tenant, slot in self._slots.items() if (head := slot.head()) is not None}
-            ready = {tenant: 0.0 for tenant, (_, head) in heads.items() if head.call.batch is not None}
-            chosen: list[Member] = []
-            among, room = set(ready), self._spec.max_group_samples
-            while among:
-                tenant = self._shares.choose(ready, among)
-                slot, queued = heads[tenant]
-                self._shares.charge(tenant, queued.num_rows)
-                chosen.append(Member(slot=slot, queued=queued, state=slot.state))
-                room -= queued.num_rows
-                among = {
-                    other
-                    for other in among - {tenant}
-                    if heads[other][0].signature == slot.signature and heads[other][1].num_rows <= room
-                }
-            return chosen
+            found = {tenant: (slot, head) for tenant, slot in self._slots.items() if (head := slot.head()) is not None}
+            heads = {
+                tenant: Head(rows=queued.num_rows, since=queued.queued_at, has_features=queued.has_features)
+                for tenant, (_, queued) in found.items()
+                if queued.call.batch is not None
+            }
+            choice = self._chooser.choose(heads, time.monotonic(), may_wait=may_wait)
+            self._hold_until = choice.hold_until
+            chosen = [found[tenant] for tenant in choice.tenants]
+            return [Member(slot=slot, queued=queued, state=slot.state) for slot, queued in chosen]
+
+    def _note_answers(self, members: Sequence[Member]) -> None:
+        with self._lock:
+            now = time.monotonic()
+            for member in members:
+                self._chooser.finished(member.slot.tenant, now)
 
     # ---- weights and state
 
@@ -379,6 +419,10 @@ class TrainingEngine:
                     "training.slots of the service."
                 )
             self._opening.add(tenant)
+
+    def _prefix_length(self, policy: PolicySpec) -> int:
+        seen = policy.observation
+        return self._backbone.prefix_length(len(seen.cameras), seen.image_size, seen.max_prompt_tokens)
 
     def _used_bytes(self) -> int:
         return sum(slot.nbytes for slot in self._slots.values())

@@ -29,6 +29,8 @@ class StepOutcome:
 
     did_work: bool
     """Whether a call was answered; if not, the loop may sleep until items or calls come."""
+    hold_s: float | None
+    """For how long a group is put off for further members: sleep no longer; None if none is."""
     acknowledged: list[str]
     """Items that the queue can forget: their effect is in a durable checkpoint."""
     versions: dict[str, int]
@@ -83,7 +85,9 @@ class TrainingRuntime:
             if known.is_of(spec, folder):
                 return
             raise TenantExistsError(f"tenant {spec.tenant!r}: is open with another spec. Close it first.")
-        self._engine.open_slot(spec.tenant, spec.policy, seed=spec.seed, weight=spec.weight, stats=stats)
+        self._engine.open_slot(
+            spec.tenant, spec.policy, seed=spec.seed, weight=spec.weight, priority=spec.priority, stats=stats
+        )
         try:
             run = TenantRun(spec, self._engine, RunFolder(folder, num_kept=self._keep), self._publish)
         except BaseException:
@@ -147,18 +151,24 @@ class TrainingRuntime:
         runs = [run.workload for run in self._runs.values() if run.workload is not None]
         return [item for run in runs for item in run.take_incomplete()]
 
-    def step(self) -> StepOutcome:
-        """Run one group step."""
+    def step(self, *, may_wait: bool = False) -> StepOutcome:
+        """Run one group step.
+
+        Args:
+            may_wait: Whether a group may be put off for further members; the caller then has to come back after
+                ``hold_s``, and may do so earlier.
+        """
         runs = list(self._runs.values())
         for run in runs:
             run.publish_pending()
             if run.workload is not None:
                 run.workload.submit_next()
-        answered = self._engine.step()
+        answered = self._engine.step(may_wait=may_wait)
         advances = {run.tenant: run.advance() for run in runs}
         changed = {tenant: each for tenant, each in advances.items() if each.version is not None}
         return StepOutcome(
             did_work=answered > 0,
+            hold_s=self._engine.hold_s,
             acknowledged=[item for each in advances.values() for item in each.settled],
             versions={tenant: each.version for tenant, each in changed.items() if each.version is not None},
             oldest_useful={tenant: each.oldest_useful for tenant, each in changed.items()},
