@@ -78,10 +78,8 @@ class Collector:
         if self._shipping is None:
             return bare
         features = episode.features()
-        is_shipped = self._shipping.takes_along(
-            feature_bytes=0 if features is None else features.nbytes, frame_bytes=bare.observation.images.nbytes
-        )
-        if not is_shipped:
+        self._shipping.note_trajectory(is_shipped=features is not None)
+        if features is None:
             return bare
         return dataclasses.replace(bare, features=features, observation=bare.observation.without_frames())
 

@@ -1,5 +1,6 @@
 """One running episode: what was seen, decided and executed so far, and what becomes of it."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
@@ -31,7 +32,9 @@ class EpisodeRecord:
         self.frames: list[Array] = []
         self._seen: list[Observation] = []
         self._decisions: list[tuple[ActionChunk, int]] = []
-        """The answer that each decision came in, and its row there."""
+        """The answer that each decision came in, without features, and its row there."""
+        self._features: list[PrefixArrays] | None = []
+        """Of each decision; None once one lacks them, or they were dropped."""
         self._num_steps: list[int] = []
         self._rewards: list[float] = []
         self._success_once = False
@@ -65,22 +68,38 @@ class EpisodeRecord:
     @property
     def has_features(self) -> bool:
         """Whether no decision so far lacks its prefix features."""
-        return all(chunk.features is not None for chunk, _ in self._decisions)
+        return self._features is not None
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of the prefix features so far."""
+        return sum(each.nbytes for each in self._features or ())
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of the frames that decisions were made from so far."""
+        return sum(each.images.nbytes for each in self._seen)
 
     def features(self) -> PrefixArrays | None:
-        """Gather the prefix features of all decisions; None where one lacks them, or they are of several kinds."""
-        rows = [(chunk.features, row) for chunk, row in self._decisions if chunk.features is not None]
-        if not rows or len(rows) < len(self._decisions) or len({each.kind for each, _ in rows}) > 1:
+        """Stack the prefix features of all decisions; None where one lacks them, or they are of several kinds."""
+        if not self._features or len({each.kind for each in self._features}) > 1:
             return None
-        first = rows[0][0]
-        arrays = {name: np.stack([each.arrays[name][row] for each, row in rows]) for name in first.arrays}
-        return PrefixArrays(arrays=arrays, dtype=first.dtype, signature=first.signature)
+        return PrefixArrays.concatenate(self._features)
+
+    def drop_features(self) -> None:
+        """Keep no prefix features of this episode any longer."""
+        self._features = None
 
     def decide(self, chunk: ActionChunk, row: int) -> None:
         """Note what was decided from the present observation; the environment is busy from now on."""
         assert self.observation is not None, "a decision needs an observation"
         self._seen.append(self.observation)
-        self._decisions.append((chunk, row))
+        if chunk.features is None:
+            self.drop_features()
+        elif self._features is not None:
+            self._features.append(chunk.features.rows([row]))
+        # The answer holds the rows of all environments: their features must not outlive the decision.
+        self._decisions.append((dataclasses.replace(chunk, features=None), row))
         self.observation = None
 
     def add(self, outcome: ChunkOutcome) -> None:

@@ -187,12 +187,19 @@ class EpisodeRunner:
                 episode.final_value = 0.0 if chunk.value is None else float(chunk.value[row])
                 continue
             episode.decide(chunk, row)
+            self._bound_features(episode)
             actions = executed_part(chunk.actions[row], self._settings.num_action_steps)
             try:
                 self._session.begin_step(env, actions, record=episode.is_recorded)
             except SimulatorError as error:
                 crashes |= self._crash(env, error)
         return crashes
+
+    def _bound_features(self, episode: EpisodeRecord) -> None:
+        """Drop the features of an episode that has become too long to take them along."""
+        sizes = {"feature_bytes": episode.feature_bytes, "frame_bytes": episode.frame_bytes}
+        if self._shipping is not None and episode.has_features and not self._shipping.fits(**sizes):
+            episode.drop_features()
 
     def _is_asking(self, episode: EpisodeRecord) -> bool:
         if episode.ended:

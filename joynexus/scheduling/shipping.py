@@ -27,7 +27,7 @@ MIN_PUTS = 3
 MARGIN = 1.25
 """A decision is taken back only where the other one is better by this factor, so that noise does not turn it."""
 MAX_TOO_LARGE = 3
-"""Trajectories in a row whose features were too large, after which they are no longer asked for."""
+"""Episodes in a row whose features were too large, after which they are no longer asked for."""
 LANE_SHARE = 0.5
 """Part of a lane's bytes that features may take when as many trajectories wait as ever do."""
 
@@ -158,22 +158,24 @@ class FeatureShipping:
             return "always"
         return {None: "measuring", True: "cheaper", False: "dearer"}[self._is_shipping]
 
-    def takes_along(self, *, feature_bytes: int, frame_bytes: int) -> bool:
-        """Tell whether a finished trajectory takes its features along, and count it.
+    def fits(self, *, feature_bytes: int, frame_bytes: int) -> bool:
+        """Tell whether an episode may keep its features; where not, that is noted, and the caller drops them.
 
         Args:
-            feature_bytes: Of the whole trajectory; 0 where a decision has none.
+            feature_bytes: Of its decisions so far.
             frame_bytes: Of the frames that would stay behind: features that are no larger never fill a lane.
         """
+        if feature_bytes <= max(self._max_bytes, frame_bytes):
+            return True
+        self._too_large_in_a_row += 1
+        return False
+
+    def note_trajectory(self, *, is_shipped: bool) -> None:
+        """Count a trajectory, and whether it took its features along."""
         self.num_trajectories += 1
-        if not feature_bytes:
-            return False
-        if feature_bytes > max(self._max_bytes, frame_bytes):
-            self._too_large_in_a_row += 1
-            return False
-        self._too_large_in_a_row = 0
-        self.num_shipped += 1
-        return True
+        if is_shipped:
+            self.num_shipped += 1
+            self._too_large_in_a_row = 0
 
     def report(self) -> dict[str, float | str | None]:
         """Return the decision and its rates as plain values; None where a rate is not known yet."""

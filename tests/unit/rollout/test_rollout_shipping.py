@@ -5,11 +5,12 @@ import pytest
 
 from joynexus.envs.base import EpisodeStart
 from joynexus.rollout.collector import Collector
+from joynexus.rollout.episode import EpisodeRecord
 from joynexus.scheduling.shipping import MIN_PUTS, FeatureShipping
 from joynexus.specs.environment import GymSpec
 from joynexus.specs.tenant import ActionSpec
 from joynexus.testing.fakes import COUNTER, FakePolicy, InProcessSession
-from joynexus.types import ViewSpec
+from joynexus.types import ActionChunk, Observation, PrefixArrays, ViewSpec
 
 SEEING = ViewSpec(cameras=("render",), image_size=(8, 8))
 ACTION = ActionSpec(dim=1, horizon=10, num_action_steps=4, normalization="identity")
@@ -104,9 +105,37 @@ def test_the_final_value_needs_no_features():
 
 
 def test_features_that_are_too_large_leave_the_frames_where_they_are():
-    (trajectory,) = collect(policy(1000), always(max_bytes=1000))
-    assert trajectory.features is None
-    assert trajectory.observation.has_frames
+    asked, shipping = policy(1000), always(max_bytes=5000)
+    trajectories = list(collect(asked, shipping, 4))
+    assert all(each.features is None and each.observation.has_frames for each in trajectories)
+    # 4 kB a decision: the second is one too many, the third is not asked for; after three episodes none is.
+    assert [each.with_features for each in asked.requests] == [True, True, False] * 3 + [False] * 3
+    assert shipping.reason == "too large"
+
+
+def test_an_episode_keeps_its_own_rows_of_an_answer_only():
+    chunk = ActionChunk(
+        actions=np.zeros((3, 2, 1), dtype=np.float32),
+        policy_version=0,
+        features=PrefixArrays(
+            arrays={"hidden": np.zeros((3, 1, 5), np.float32), "pad": np.zeros((3, 1), np.bool_)},
+            dtype="float32",
+            signature="fake",
+        ),
+    )
+    episode = EpisodeRecord(EpisodeStart(episode=0, seed=0, initial_state=0))
+    for _ in range(2):
+        episode.observation = Observation(
+            images=np.zeros((1, 1, 8, 8, 3), dtype=np.uint8),
+            image_mask=np.ones((1, 1), dtype=np.bool_),
+            state=np.zeros((1, 1), dtype=np.float32),
+            instructions=("go",),
+        )
+        episode.decide(chunk, 1)
+    assert (episode.feature_bytes, episode.frame_bytes) == (2 * FEATURE_BYTES, 2 * FRAME_BYTES)
+    assert all(kept.features is None for kept, _ in episode._decisions)
+    episode.drop_features()
+    assert (episode.feature_bytes, episode.has_features, episode.features()) == (0, False, None)
 
 
 def test_what_is_measured_decides_for_the_episodes_to_come():

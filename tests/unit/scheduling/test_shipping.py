@@ -129,16 +129,17 @@ def test_a_fixed_mode_does_not_look_at_rates(mode, wants):
 def test_features_that_are_too_large_stay_behind_and_are_soon_not_asked_for(mode):
     decision = shipping(mode, max_bytes=10 * MB)
     for _ in range(MAX_TOO_LARGE - 1):
-        assert not decision.takes_along(feature_bytes=11 * MB, frame_bytes=MB)
-    assert decision.takes_along(feature_bytes=10 * MB, frame_bytes=MB)
-    assert decision.takes_along(feature_bytes=12 * MB, frame_bytes=12 * MB)  # no more than without them
+        assert not decision.fits(feature_bytes=11 * MB, frame_bytes=MB)
+        decision.note_trajectory(is_shipped=False)
+    assert decision.fits(feature_bytes=10 * MB, frame_bytes=MB)
+    assert decision.fits(feature_bytes=12 * MB, frame_bytes=12 * MB)  # no more than without them
+    decision.note_trajectory(is_shipped=True)
     for _ in range(MAX_TOO_LARGE):
         assert decision.wants_features
-        assert not decision.takes_along(feature_bytes=11 * MB, frame_bytes=MB)
+        assert not decision.fits(feature_bytes=11 * MB, frame_bytes=MB)
     assert (decision.reason, decision.wants_features) == ("too large", False)
-    assert not decision.takes_along(feature_bytes=0, frame_bytes=MB)
     report = decision.report()
-    assert (report["shipped"], report["trajectories"]) == (2, MAX_TOO_LARGE * 2 + 2)
+    assert (report["shipped"], report["trajectories"]) == (1, MAX_TOO_LARGE)
 
 
 @settings(max_examples=25, deadline=None)
