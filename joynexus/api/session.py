@@ -183,12 +183,13 @@ def _run_on(service: Service, tenants: Sequence[TenantSpec], folder: Path, progr
         tenants=tuple(_tenant_report(name, status, grown) for name, status in statuses.items()),
     )
     write_summary(folder / SUMMARY_FILE, outcome.service, outcome.tenants)
-    _plot(folder, submitted, service.groups())
+    _plot(folder, outcome.tenants, service.groups())
     return outcome
 
 
-def _plot(folder: Path, tenants: Sequence[str], engines: Mapping[str, Mapping[str, GroupColumns]]) -> None:
-    metrics = {name: read_metrics(folder / "tenants" / name) for name in tenants}
+def _plot(folder: Path, tenants: Sequence[TenantReport], engines: Mapping[str, Mapping[str, GroupColumns]]) -> None:
+    metrics = {each.tenant: read_metrics(folder / "tenants" / each.tenant) for each in tenants}
+    seconds = {each.tenant: each.device_seconds_by_kind for each in tenants if each.device_seconds_by_kind}
     groups = {
         kind: [
             GroupMark(time_s=float(time_s), num_tenants=int(tenants), num_samples=int(samples))
@@ -198,7 +199,7 @@ def _plot(folder: Path, tenants: Sequence[str], engines: Mapping[str, Mapping[st
         for kind in ("training", "inference")
     }
     try:
-        plot_run(folder / "run.png", metrics, groups)
+        plot_run(folder / "run.png", metrics, groups, seconds)
     except (ImportError, ValueError, OSError) as error:
         raise JoyNexusError(f"{folder / 'run.png'}: the run is complete, but can't be drawn: {error}") from error
 

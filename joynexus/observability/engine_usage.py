@@ -10,8 +10,8 @@ from joynexus.observability.idle_clock import IdleClock
 
 Kind = Literal["prefix", "head_forward", "backward", "optimizer", "copy", "other"]
 KINDS: tuple[Kind, ...] = ("prefix", "head_forward", "backward", "optimizer", "copy", "other")
-"""The backbone's forward; a module's loss or act; its gradient; its update; rows checked, named and brought to the
-device, and features taken from a store; all else."""
+"""The backbone's forward; a module's loss or act; its gradient; its update; rows checked and named, and features taken
+from a store or a call; all else."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ class GroupMark:
 
 
 def plot_run(
-    path: Path, tenants: Mapping[str, Records], groups: Mapping[str, Sequence[GroupMark]] | None = None
+    path: Path,
+    tenants: Mapping[str, Records],
+    groups: Mapping[str, Sequence[GroupMark]] | None = None,
+    seconds: Mapping[str, Mapping[str, float]] | None = None,
 ) -> None:
     """Draw a run into a PNG file.
 
@@ -35,11 +39,12 @@ def plot_run(
         path: The file.
         tenants: Metrics of each tenant; the timeline has a row for each that trained.
         groups: Group batches of the service by kind (``training``, ``inference``); their sizes are drawn beneath.
+        seconds: Device-seconds of each tenant by what the device did; drawn as bars at the bottom.
     """
     figure_class = import_module("matplotlib.figure").Figure
     marks = {tenant: group_marks(records) for tenant, records in tenants.items()}
-    figure = figure_class(figsize=(12, 11 + 0.3 * len(tenants)), layout="constrained")
-    heights = [3, 3, 1.2 + 0.35 * len(tenants), 2.2]
+    heights = [3, 3, 1.2 + 0.35 * len(tenants), 2.2, *([0.8 + 0.35 * len(seconds)] if seconds else [])]
+    figure = figure_class(figsize=(12, 1.2 * sum(heights)), layout="constrained")
     axes = figure.subplots(len(heights), 1, height_ratios=heights)
     _draw_curves(axes[0], tenants, LOSS, title="loss", log_scale=True)
     _draw_curves(axes[1], tenants, OUTCOME, title="return and success", log_scale=False)
@@ -47,6 +52,8 @@ def plot_run(
     start_s = min(times, default=0.0)
     _draw_timeline(figure, axes[2], marks, start_s)
     _draw_groups(axes[3], groups or {}, start_s)
+    if seconds:
+        _draw_seconds(axes[4], seconds)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
@@ -116,6 +123,17 @@ def _draw_groups(axis: Any, groups: Mapping[str, Sequence[GroupMark]], start_s: 
         samples = [mark.num_samples for mark in each]
         axis.scatter(times, samples, s=6, label=f"{kind}: {len(each)} batches of {mean:.1f} tenants")
     _finish(axis, "samples per group batch", "seconds", has_legend=any(groups.values()))
+
+
+def _draw_seconds(axis: Any, seconds: Mapping[str, Mapping[str, float]]) -> None:  # noqa: ANN401
+    """One bar per tenant, a piece for each kind of work."""
+    ends = dict.fromkeys(seconds, 0.0)
+    for kind in dict.fromkeys(chain(*seconds.values())):
+        widths = [each.get(kind, 0.0) for each in seconds.values()]
+        axis.barh(list(seconds), widths, left=list(ends.values()), label=kind.replace("_", " "), height=0.6)
+        ends = {tenant: ends[tenant] + width for tenant, width in zip(ends, widths, strict=True)}
+    axis.invert_yaxis()
+    _finish(axis, "device-seconds by tenant and kind", "device-seconds", has_legend=True)
 
 
 def _finish(axis: Any, title: str, x_label: str, *, has_legend: bool) -> None:  # noqa: ANN401

@@ -23,7 +23,8 @@ def test_marks_are_the_calls_that_were_part_of_a_group():
 def test_a_run_is_one_picture(tmp_path):
     rollout = [{"step": step, "time_s": 100.0, "rollout/success_once": 0.5, "training/kl": None} for step in (5, 10)]
     groups = {"training": [GroupMark(time_s=101.0, num_tenants=12, num_samples=64)], "inference": []}
-    plot_run(tmp_path / "plots/run.png", {"alice": RECORDS, "bob": rollout, "carol": []}, groups)
+    seconds = {"alice": {"prefix": 2.0, "backward": 1.0}, "bob": {"backward": 0.5}}
+    plot_run(tmp_path / "plots/run.png", {"alice": RECORDS, "bob": rollout, "carol": []}, groups, seconds)
     assert is_png(tmp_path / "plots/run.png")
 
 
