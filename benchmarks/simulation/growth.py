@@ -162,11 +162,11 @@ def own_datasets(tenants: Sequence[Tenant]) -> list[Tenant]:
 def switches(count: int, seed: int, costs: DeviceCosts) -> list[Row]:
     """Switch one mechanism off at a time, and take away what tenants have in common."""
     gpus = gpus_for(count)
-    alone = TRAINING.model_copy(update={"max_group_samples": 1})
-    single = INFERENCE.model_copy(update={"max_batch_size": 1})
+    single_call = TRAINING.model_copy(update={"max_group_samples": 1})
+    single_request = INFERENCE.model_copy(update={"max_batch_size": 1})
     ways: Mapping[str, Settings] = {
         "everything": Settings(gpus=gpus),
-        "without groups": Settings(gpus=gpus, training=alone, inference=single),
+        "without groups": Settings(gpus=gpus, training=single_call, inference=single_request),
         "without shipped features": Settings(gpus=gpus, ship_features="never"),
         "without a store and shipped features": Settings(gpus=gpus, ship_features="never", store_bytes=0),
     }
@@ -174,12 +174,14 @@ def switches(count: int, seed: int, costs: DeviceCosts) -> list[Row]:
     found = {name: simulate(tenants, costs, settings) for name, settings in ways.items()}
     found["with a dataset for each tenant"] = simulate(own_datasets(tenants), costs, Settings(gpus=gpus))
     whole = found["everything"]
+    alone_s = sum(run_alone(tenant, costs, Settings(), reuses=True).busy_s for tenant in tenants)
     return [
         {
             "way": name,
             "tenants": count,
             "busy_s": each.busy_s,
             "busy_over_everything": each.busy_s / whole.busy_s,
+            "isolated_reuse_over_busy": alone_s / each.busy_s,
             "makespan_s": each.makespan_s,
             "makespan_over_everything": each.makespan_s / whole.makespan_s,
             "predict_wait_p99_ms": 1e3 * percentile(each.ledger.predict_waits_s, 0.99),

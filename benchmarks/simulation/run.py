@@ -46,6 +46,10 @@ ASSUMED = (
     ),
     "Trainer and replica of a GPU share it evenly while both want it.",
     (
+        "What sharing gives beyond our own reuse is of three kinds, and the table of mechanisms tells them apart: GPUs "
+        "that are not held idle (GPU-hours), datasets that tenants have in common, and fuller forwards (both: busy)."
+    ),
+    (
         "Weighted service: device-seconds by weight of tenants that always have more to train, weights 3 : 1 : 1, "
         "calls of 16, 32 and 64 rows, as many beside each other as on one GPU of the point."
     ),
