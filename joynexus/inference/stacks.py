@@ -21,6 +21,8 @@ from joynexus.models.action_module import Decision
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.models.stacked import StackedModule, can_stack
 
+MIN_PRESENT = 3
+"""Versions from which a stack pays: with two MLPs it was measured at 0.92 to 1.1 times the speed of a loop."""
 MAX_SLOTS = 16
 """Of one stack: what it saves grows little beyond."""
 IDLE_SHARE = 8
@@ -98,7 +100,8 @@ class HeadStacks:
         """Return the stack of some jobs, with all of them seated; None where each had better act by itself."""
         like, present = jobs[0].served.parts.module, [job.served for job in jobs]
         key, rows = self.key(jobs[0].served), rows_per_forward(jobs[0].state.device)
-        assert key is not None, "the caller groups by key"
+        if key is None:
+            return None
         stack = self._stacks.get(key) or _Stack(rows)
         wanted = stack.plan(present)
         if not _is_dense(len(present), len(wanted)) or len(wanted) > MAX_SLOTS:
@@ -191,4 +194,4 @@ class _Stack:
 
 
 def _is_dense(present: int, slots: int) -> bool:
-    return present > 1 and present >= slots - slots // IDLE_SHARE
+    return present >= max(MIN_PRESENT, slots - slots // IDLE_SHARE)

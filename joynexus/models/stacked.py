@@ -95,33 +95,35 @@ class StackedModule:
         self.slots = slots
         self.rows = rows
         memo: dict[int, Any] = {id(each): each for each in chain(like.parameters(), [like.spec])}
-        self._module: ActionModule = copy.deepcopy(like, memo)  # the structure; parameters are replaced below
-        self._views: dict[str, Tensor] = {}
-        layers = cast("Iterator[tuple[str, nn.Module]]", self._module.named_modules())
+        self.module: ActionModule = copy.deepcopy(like, memo)  # the structure; parameters are replaced below
+        """The class of the modules, over the rows of all slots."""
+        self.views: dict[str, Tensor] = {}
+        """Each parameter of all slots, by its name in a module; the first axis is the slot."""
+        layers = cast("Iterator[tuple[str, nn.Module]]", self.module.named_modules())
         for name, layer in list(layers):
             if _is_stackable(layer):
                 self._replace(name, layer)
-        for name, each in list(self._module.named_parameters(recurse=False)):
+        for name, each in list(self.module.named_parameters(recurse=False)):
             kept = each.new_zeros(slots, rows, *each.shape)
-            delattr(self._module, name)
-            setattr(self._module, name, kept.flatten(0, 1))  # one copy per row: it is added row by row
-            self._views[name] = kept
+            delattr(self.module, name)
+            setattr(self.module, name, kept.flatten(0, 1))  # one copy per row: it is added row by row
+            self.views[name] = kept
 
     @property
     def nbytes(self) -> int:
         """Bytes of all slots."""
-        return sum(each.nbytes for each in self._views.values())
+        return sum(each.nbytes for each in self.views.values())
 
     @torch.no_grad()
     def load(self, slot: int, module: ActionModule) -> None:
         """Copy a module's parameters into a slot."""
         for name, each in module.named_parameters():
-            self._views[name][slot].copy_(each)
+            self.views[name][slot].copy_(each)
 
     @torch.no_grad()
     def clear(self, slot: int) -> None:
         """Leave nothing of a module in its slot."""
-        for each in self._views.values():
+        for each in self.views.values():
             each[slot].zero_()
 
     def act(
@@ -137,7 +139,7 @@ class StackedModule:
         Returns:
             One decision per slot; each row's noise is from its own generator, as without the stack.
         """
-        decision = self._module.act(prefix, state, generators, deterministic=deterministic)
+        decision = self.module.act(prefix, state, generators, deterministic=deterministic)
         return [rows_of(decision, slice(at, at + self.rows)) for at in range(0, self.slots * self.rows, self.rows)]
 
     @torch.no_grad()
@@ -173,10 +175,10 @@ class StackedModule:
         if isinstance(layer, nn.LayerNorm):
             stacked = StackedLayerNorm(layer, self.slots)
         assert stacked is not None
-        self._module.set_submodule(name, stacked)
-        self._views[f"{name}.weight"] = stacked.weight
+        self.module.set_submodule(name, stacked)
+        self.views[f"{name}.weight"] = stacked.weight
         if stacked.bias is not None:
-            self._views[f"{name}.bias"] = stacked.bias
+            self.views[f"{name}.bias"] = stacked.bias
 
 
 def rows_of(decision: Decision, rows: slice) -> Decision:

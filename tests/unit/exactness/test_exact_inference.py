@@ -122,9 +122,9 @@ def test_a_stack_forgets_a_tenant_that_is_removed() -> None:
     (stack,) = engine._heads._stacks.values()
     seated = [None if each is None else each.tenant for each in stack._seated]
     slot = seated.index("t2")
-    assert any(bool(each[slot].any()) for each in stack._module._views.values())
+    assert any(bool(each[slot].any()) for each in stack._module.views.values())
     engine.remove_policy("t2")
-    assert not any(bool(each[slot].any()) for each in stack._module._views.values())
+    assert not any(bool(each[slot].any()) for each in stack._module.views.values())
     answers = engine.predict([request_of(tenant, PLAIN) for tenant in FOUR])
     assert [isinstance(each, JoyNexusError) for each in answers] == [False, False, True, False]
     for tenant in FOUR:
@@ -136,9 +136,9 @@ def test_a_version_that_nobody_asks_for_loses_its_slot() -> None:
     engine = serve(FOUR, stack_heads="always")
     engine.predict([request_of(tenant, PLAIN) for tenant in FOUR])
     for _ in range(20):
-        engine.predict([request_of(tenant, PLAIN) for tenant in FOUR[:2]])
+        engine.predict([request_of(tenant, PLAIN) for tenant in FOUR[:3]])
     (stack,) = engine._heads._stacks.values()
-    assert [each.tenant for each in stack._seated] == ["t0", "t1"]
+    assert [each.tenant for each in stack._seated] == ["t0", "t1", "t2"]
 
 
 def test_a_module_that_fails_in_a_stack_fails_its_own_tenant_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,8 +82,8 @@ def test_a_slot_that_is_cleared_holds_nothing():
     for slot, module in enumerate(modules):
         stack.load(slot, module)
     stack.clear(1)
-    assert all(not each[1].any() for each in stack._views.values())
-    assert any(bool(each[0].any()) for each in stack._views.values())
+    assert all(not each[1].any() for each in stack.views.values())
+    assert any(bool(each[0].any()) for each in stack.views.values())
     parameters = sum(each.numel() for each in modules[0].parameters())
     per_row = modules[0].step_code.numel() * (ROWS - 1)
     assert stack.nbytes == 2 * 4 * (parameters + per_row)
