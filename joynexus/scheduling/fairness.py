@@ -13,8 +13,9 @@ Bounds, with ``c`` the dearest single item of a tenant and ``w`` its weight (eac
 
 - Two tenants of one class that are ready all the time, one at a time: cost / weight of the two differs by at most
   ``c1 / w1 + c2 / w2``, for ever. So over a long time shares are as the weights, whatever single items cost.
-- The same where groups are chosen with :meth:`FairShare.beside`: by at most twice that, since a member may be up to
-  one item of its own ahead of the leader. What was estimated wrongly adds its error until it is settled.
+- The same where groups are chosen with :meth:`FairShare.beside`: by at most twice that and ``lead``, since a member
+  may be up to one item of its own and ``lead`` ahead of the leader. What was estimated wrongly adds its error until
+  it is settled.
 - A tenant that becomes ready is chosen before any that was served since; one of a lower class, once it has waited
   ``ageing_s`` for each class between, and from then on once in that time.
 - Whoever stays ready is chosen: the leader is always the one that is furthest behind, whatever its signature.
@@ -126,19 +127,26 @@ class FairShare:
         return min(candidates, key=lambda tenant: self.rank(tenant, ready[tenant]))
 
     def beside(
-        self, leader: str, ready: Mapping[str, float], costs: Mapping[str, float], among: Container[str]
+        self,
+        leader: str,
+        ready: Mapping[str, float],
+        costs: Mapping[str, float],
+        among: Container[str],
+        lead: float = 0.0,
     ) -> list[str]:
         """Say who may share a group with the tenant whose turn it is, one item each.
 
         A group that took everybody would give each tenant as many items as any other, whatever the weights and
         whatever the items cost. So a tenant may join while it is ahead of the leader by at most one item of its own:
         equal ones always join, and one that weighs less, or whose items cost more, joins as often as it has a right to.
+        A further lead changes only when that begins.
 
         Args:
             leader: As :meth:`choose` has just said.
             ready: As for :meth:`choose`.
             costs: Of each one's next item.
             among: Who can join at all, such as those of the leader's signature.
+            lead: Cost by weight that a member may be ahead of the leader, beside one item of its own.
 
         Returns:
             The others, who is owed most first. Those of a lower class than the leader's are not among them.
@@ -148,7 +156,7 @@ class FairShare:
         joining: list[str] = []
         for rank, tenant in ranked:
             one_item = costs[tenant] / self._shares[tenant].weight
-            if rank[0] == first[0] and rank[1] - first[1] <= one_item * (1.0 + _ROUNDING):
+            if rank[0] == first[0] and rank[1] - first[1] <= (lead + one_item) * (1.0 + _ROUNDING):
                 joining.append(tenant)
         return joining
 

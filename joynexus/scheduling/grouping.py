@@ -1,7 +1,7 @@
 """Which calls the training engine runs together, and when. Pure: no clock, no torch, no lock; time is an argument.
 
     choose(heads) -> settle what the last groups cost -> the tenant that is furthest behind leads
-                  -> others of its signature join while they are at most one call ahead of it, up to max_rows
+                  -> others of its signature join while they are not too far ahead of it, up to max_rows
                   -> if prefixes have to be encoded and more of the signature are about to come: wait for them
 
 Shares are of device-seconds, so a tenant whose module is twenty times as dear has a twentieth of the calls, and one
@@ -20,6 +20,9 @@ from joynexus.scheduling.batching import Arrivals, ForwardCost, wait_until
 from joynexus.scheduling.cost import CostModel, Measured, Settlement
 from joynexus.scheduling.fairness import FairShare, Priority
 
+LEAD_S = 0.25
+"""Device-seconds (by weight) that a tenant may be ahead of another before it is left out of a group: one time for all,
+so that tenants whose calls are few, or differ now and then, are not kept apart for it."""
 _FOUND = 0.05
 """A tenant with a smaller part of its rows to encode counts as one that finds them."""
 
@@ -48,16 +51,20 @@ class Choice:
 class GroupChooser:
     """Chooses the groups of one engine."""
 
-    def __init__(self, *, max_rows: int, max_wait_s: float, spent: Callable[[str], Measured]) -> None:
+    def __init__(
+        self, *, max_rows: int, max_wait_s: float, spent: Callable[[str], Measured], lead_s: float = LEAD_S
+    ) -> None:
         """Start without tenants.
 
         Args:
             max_rows: Of a group; a larger call goes alone.
             max_wait_s: The longest wait for further members.
             spent: What the engine has measured of a tenant so far.
+            lead_s: Device-seconds (by weight) that a member of a group may be ahead of the leader.
         """
         self._max_rows = max_rows
         self._max_wait_s = max_wait_s
+        self._lead_s = lead_s
         self._fair = FairShare()
         self._costs = CostModel()
         self._settlement = Settlement(self._fair, self._costs, spent)
@@ -162,7 +169,7 @@ class GroupChooser:
         leader = self._fair.choose(ready)
         same = {tenant for tenant in heads if self._signatures[tenant] == self._signatures[leader]}
         group, room = [leader], self._max_rows - heads[leader].rows
-        for tenant in self._fair.beside(leader, ready, costs, same):
+        for tenant in self._fair.beside(leader, ready, costs, same, self._lead_s):
             if heads[tenant].rows <= room:
                 group.append(tenant)
                 room -= heads[tenant].rows

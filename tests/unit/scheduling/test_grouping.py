@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from joynexus.scheduling.cost import Measured
-from joynexus.scheduling.grouping import Choice, GroupChooser, Head
+from joynexus.scheduling.grouping import LEAD_S, Choice, GroupChooser, Head
 
 FIXED_S, ROW_S = 0.010, 0.001
 """Of a forward of the backbone."""
@@ -39,14 +39,16 @@ class Tenant:
 class World:
     """An engine's loop: choose, run, answer."""
 
-    def __init__(self, seed: int = 0, *, max_rows: int = 256, max_wait_s: float = 0.02, **tenants: Tenant) -> None:
+    def __init__(
+        self, seed: int = 0, *, max_rows: int = 256, max_wait_s: float = 0.02, lead_s: float = 0.0, **tenants: Tenant
+    ) -> None:
         self.draw = random.Random(seed)
         self.tenants = tenants
         self.now = 0.0
         self.busy = 0.0
         self.groups: list[tuple[str, ...]] = []
         self.chooser = GroupChooser(
-            max_rows=max_rows, max_wait_s=max_wait_s, spent=lambda tenant: self.tenants[tenant].spent
+            max_rows=max_rows, max_wait_s=max_wait_s, lead_s=lead_s, spent=lambda tenant: self.tenants[tenant].spent
         )
         for name, each in tenants.items():
             each.ready_at = each.start_s
@@ -125,6 +127,25 @@ def test_who_finds_its_prefixes_pays_for_its_module_alone():
 def test_equal_tenants_are_in_nearly_every_group_though_costs_vary():
     world = World(**{f"t{index}": Tenant(jitter=0.3) for index in range(8)}).run(20.0)
     assert sum(map(len, world.groups)) / len(world.groups) > 7.8
+
+
+def test_a_lead_keeps_a_few_calls_together_whatever_they_cost():
+    world = World(lead_s=LEAD_S, dear=Tenant(head_s=0.005), b=Tenant(), c=Tenant()).run(0.5)
+    assert set(map(len, world.groups)) == {3}
+
+
+def test_any_two_tenants_stay_within_the_stated_bound_of_their_shares():
+    """Twice the dearest call of each, by weight, and what estimates were wrong by: here nothing after the first."""
+    weights = {"a": 3.0, "b": 1.0, "c": 0.5, "d": 2.0}
+    heads = {"a": 0.0005, "b": 0.004, "c": 0.001, "d": 0.002}
+    world = World(**{name: Tenant(weight=weights[name], head_s=heads[name]) for name in weights}).run(1.0)
+    before = {name: each.spent.seconds / each.weight for name, each in world.tenants.items()}
+    dearest = {name: (8 * heads[name] + FIXED_S + 8 * ROW_S) / weights[name] for name in weights}
+    for _ in range(60):
+        world.run(0.1)
+        served = {name: each.spent.seconds / each.weight - before[name] for name, each in world.tenants.items()}
+        for one, other in itertools.combinations(weights, 2):
+            assert abs(served[one] - served[other]) <= 4 * (dearest[one] + dearest[other])
 
 
 def test_late_tenant_is_in_the_next_group_and_has_saved_up_nothing():
