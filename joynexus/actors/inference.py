@@ -50,7 +50,11 @@ class InferenceReplica:
         self.max_batch_size = spec.inference.max_batch_size
         self._engine.idle.watch("no_data")
         self._batcher = GroupBatcher(
-            self._engine.predict, self._engine.signature_of, spec.inference, because=self._engine.idle.because
+            self._engine.predict,
+            self._engine.signature_of,
+            spec.inference,
+            spent=self._engine.spent,
+            because=self._engine.idle.because,
         )
         self._known: Known = {}
         self._told_at = -POLL_S

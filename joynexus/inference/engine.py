@@ -35,6 +35,7 @@ from joynexus.observability.device_clock import DeviceClock, device_cores, devic
 from joynexus.observability.engine_usage import EngineLedger, EngineUsage, RowCount
 from joynexus.observability.group_log import GroupColumns
 from joynexus.observability.idle_clock import IdleClock
+from joynexus.scheduling.cost import Measured
 from joynexus.specs.backbone import BackboneSpec
 from joynexus.specs.service import InferenceSpec
 from joynexus.types import ActionChunk, PolicySnapshot, PredictRequest
@@ -127,6 +128,11 @@ class InferenceEngine:
         """Return what was done so far, and for whom."""
         self._clock.settle()
         return self._ledger.usage()
+
+    def spent(self, tenant: str) -> Measured:
+        """Return what a tenant's requests have cost so far; on a GPU, as far as it was measured."""
+        rows, prefix_s, seconds = self._ledger.work(tenant)
+        return Measured(rows=rows.samples, encoded=rows.encoded, prefix_s=prefix_s, head_s=seconds - prefix_s)
 
     def groups_since(self, ordinal: int = 0) -> GroupColumns:
         """Return the groups from one on; there may be fewer than were run, evenly thinned out."""
