@@ -119,7 +119,7 @@ def run(way: Way, spec: ServiceSpec, tenants: Sequence[TenantSpec], folder: Path
         for batch in [tenants] if way.is_shared else [[each] for each in tenants]:
             found |= _run_batch(service, [way.tenant(each) for each in batch])
         makespan = time.monotonic() - began
-        (usage,) = service.usage().values()
+        (usage,) = service.usage(fresh=True).values()
         return Outcome(way=way, makespan_s=makespan, usage=usage, tenants=found)
     finally:
         cluster.stop_service(wanted.service)

@@ -55,6 +55,8 @@ class Observation:
     def without_frames(self) -> "Observation":
         """Return the same rows with frames of no pixels: to be learnt from only together with prefix features."""
         rows, cameras = self.images.shape[:2]
+        if cameras == 0:
+            return self  # nothing to leave out: the rows still stack with those of a neighbour that has its frames
         return Observation(
             images=np.zeros((rows, cameras, 0, 0, 3), dtype=np.uint8),
             image_mask=self.image_mask,

@@ -358,3 +358,13 @@ def test_a_crash_within_an_update_gets_its_features_again(tmp_path: Path):
     whole = serve(tmp_path / "whole", items, crash_after=None)
     for steps in (3, 6):
         assert are_equal(whole, serve(tmp_path / f"crashed{steps}", items, crash_after=steps))
+
+
+def test_without_cameras_rows_with_and_without_features_stack():
+    blind = Observation(
+        images=np.zeros((2, 0, 8, 8, 3), dtype=np.uint8),
+        image_mask=np.zeros((2, 0), dtype=np.bool_),
+        state=np.zeros((2, 4), dtype=np.float32),
+        instructions=("a", "b"),
+    )
+    assert len(Observation.concatenate([blind, blind.without_frames()])) == 4
