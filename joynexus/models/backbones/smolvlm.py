@@ -20,7 +20,7 @@ from transformers import SmolVLMModel
 
 from joynexus.errors import SpecError
 from joynexus.models.backbone import Backbone
-from joynexus.models.chunks import FixedChunks, Rows
+from joynexus.models.chunks import FixedChunks, Rows, rows_that_pay
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
 from joynexus.models.tokens import ByteTokenizer, PromptTable
 from joynexus.specs.backbone import BackboneSpec, SmolVlmBackboneSpec
@@ -94,8 +94,12 @@ class SmolVlmBackbone(Backbone):
 
     @torch.no_grad()
     def prefix(self, batch: PrefixBatch, signature: str) -> PrefixFeatures:
-        """Encode rows of one signature, in chunks of ``spec.chunk_size``."""
-        answer = self._chunks.run((batch.images, batch.image_mask, batch.tokens, batch.token_mask))
+        """Encode rows of one signature, in chunks of ``spec.chunk_size`` rows, fewer for long prefixes on a CPU."""
+        length = batch.images.shape[1] * self._tokens_per_image + batch.tokens.shape[1]
+        answer = self._chunks.run(
+            (batch.images, batch.image_mask, batch.tokens, batch.token_mask),
+            max_rows=rows_that_pay(length, self.device),
+        )
         self.num_encoded += len(batch)
         self.num_forwards = self._chunks.num_forwards
         layers = len(self._layers)
