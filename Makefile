@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu lint fix lock clean
+.PHONY: help setup demo test test-gpu bench lint fix lock clean
 
 PYTHON_BIN := .venv/bin/python
 ARGS ?=
@@ -21,6 +21,11 @@ test: setup  ## Run every test that needs no GPU: unit, then Ray, then simulator
 
 test-gpu: setup  ## Run the tests that need a GPU
 	@$(PYTHON_BIN) -m pytest -m gpu $(ARGS)
+
+bench: setup  ## Run the core benchmarks, quickly, into outputs/bench
+	@for name in group_forward prefix_reuse memory; do \
+	  $(PYTHON_BIN) -m benchmarks.core.$$name --quick --page outputs/bench/$$name.md --json outputs/bench/$$name.json $(ARGS); \
+	done
 
 lint:  ## Check style, format, types and layers
 	@scripts/setup.sh --python-only

@@ -79,7 +79,7 @@ def plan_for(options: Options) -> Plan:
     points = list(headline.values())
     points += _quick_grid(grid, scenes) if options.quick else _whole_grid(grid, scenes)
     chosen = sorted(dict.fromkeys(points), key=lambda each: (each.size, each.scene.length, each.scene.name))
-    rounds, budget_s = (5, 2.0) if options.quick else (9, 8.0)
+    rounds, budget_s = (5, 1.5) if options.quick else (9, 8.0)
     return Plan(points=chosen, rounds=rounds, budget_s=budget_s, headline=headline)
 
 
@@ -94,9 +94,9 @@ def _whole_grid(size: str, scenes: Sequence[Scene]) -> Iterator[Point]:
 
 
 def _quick_grid(size: str, scenes: Sequence[Scene]) -> Iterator[Point]:
-    for tenants, rows in ((1, 1), (2, 1), (8, 1), (8, 4)):
-        for scene in (scenes[0], scenes[-1]):
-            yield Point(size=size, scene=scene, tenants=tenants, batch=rows)
+    for tenants, rows in ((2, 1), (8, 1), (8, 4)):
+        yield Point(size=size, scene=scenes[0], tenants=tenants, batch=rows)
+    yield Point(size=size, scene=scenes[-1], tenants=8, batch=2)
     for head in world.HEADS:
         yield Point(size=size, scene=scenes[0], tenants=8, batch=1, head=head)
 
