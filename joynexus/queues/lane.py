@@ -18,6 +18,42 @@ _REMEMBERED = 4096
 """Acknowledged items that a lane remembers one by one; older ones are known by ordinal, or forgotten."""
 
 
+_SILENT_S = 5.0
+"""A lane without a put for so long is waited for by nobody, until one comes."""
+_NEWEST = 0.3
+"""Weight of the newest pause in their moving mean."""
+
+
+class PutTimes:
+    """When the producers of a lane put, and so when they will."""
+
+    def __init__(self) -> None:
+        self._latest: float | None = None
+        self._pause_s: float | None = None
+        self._spread_s = 0.0
+        self._first_until: float | None = None
+
+    def add(self, now: float) -> None:
+        """Note a put."""
+        if self._latest is not None:
+            pause_s = min(now - self._latest, _SILENT_S)
+            if self._pause_s is None:
+                self._pause_s, self._spread_s = pause_s, pause_s / 2
+            else:
+                self._spread_s += _NEWEST * (abs(pause_s - self._pause_s) - self._spread_s)
+                self._pause_s += _NEWEST * (pause_s - self._pause_s)
+        self._latest = now
+
+    def awaited_until(self, now: float, until: float) -> float:
+        """Return until when to wait for a put that is likely to come by ``until``; a time that is over if none is."""
+        if self._first_until is None:
+            self._first_until = max(now + _SILENT_S, until)
+        if self._latest is None or self._pause_s is None:  # the first ones are on their way
+            return self._first_until if self._latest is None else self._latest + _SILENT_S
+        due = self._latest + self._pause_s
+        return due + max(3.0 * self._spread_s, 0.1 * self._pause_s) if due <= until else now
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneStats:
     """A lane at one moment; counts are since it was opened."""
@@ -116,6 +152,7 @@ class Lane:
         self._min_version = 0
         self._next_position = 0
         self._last_leased_at = float("-inf")
+        self._put_times = PutTimes()
         self._counts = dict.fromkeys(("accepted", "full", "duplicate", "stale", "leased", "returned", "done"), 0)
 
     def refusal(self, item: LaneItem) -> PutAnswer | None:
@@ -151,6 +188,7 @@ class Lane:
         self._next_position += 1
         self._ids.add(item.item_id)
         self._counts["accepted"] += 1
+        self._put_times.add(now)
         self._waiting.append(entry)
         self._book(entry, +1)
         return entry
@@ -159,6 +197,13 @@ class Lane:
     def num_leasable(self) -> int:
         """Items that can be leased now: those that wait, up to the limit in flight."""
         return min(len(self._waiting), max(0, self.max_in_flight - len(self.in_flight)))
+
+    def awaited_until(self, now: float, until: float) -> float:
+        """Return until when to wait for the lane; ``now`` or earlier if it has something, or nothing is likely to come.
+
+        One that has as much in flight as it may have is not waited for either: only acknowledgements help it.
+        """
+        return now if self._waiting else self._put_times.awaited_until(now, until)
 
     def leasable_samples(self, num_items: int) -> int:
         """Samples of the first ``num_items`` items that can be leased now."""
@@ -236,6 +281,7 @@ class Lane:
         self._ids.clear()
         self._waiting_bytes = self._waiting_samples = 0
         self._done = DoneItems(next_episode)
+        self._put_times = PutTimes()
         self.workload, self.next_episode = workload, next_episode
         return dropped
 

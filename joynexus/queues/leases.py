@@ -97,17 +97,28 @@ class LeaseBook:
         ready = self._ready(wanted, now)
         return self._lanes[self._fair.choose(ready)].signature if ready else None
 
-    def is_complete(self, wanted: Mapping[str, int], signature: str, max_samples: int) -> bool:
-        """Whether a group of one signature is full, or has nobody left to wait for."""
+    def wait_until(
+        self, wanted: Mapping[str, int], signature: str, max_samples: int, *, now: float, until: float
+    ) -> float:
+        """Return until when a group of one signature waits for further tenants, at most ``until``.
+
+        Returns:
+            ``now`` or earlier if it is full, or if nobody else is likely to be ready in time.
+        """
         lanes = [lane for tenant in wanted if (lane := self._lanes.get(tenant)) and lane.signature == signature]
-        if all(lane.num_leasable for lane in lanes):
-            return True
-        return sum(lane.leasable_samples(wanted[lane.tenant]) for lane in lanes) >= max_samples
+        latest = max((lane.awaited_until(now, until) for lane in lanes), default=now)
+        if latest <= now or sum(lane.leasable_samples(wanted[lane.tenant]) for lane in lanes) >= max_samples:
+            return now
+        return min(latest, until)
 
     def lease(
         self, consumer: str, wanted: Mapping[str, int], *, signature: str, max_samples: int, now: float
     ) -> tuple[LaneItem, ...]:
-        """Hand out a group of one signature, to each ready tenant its fair share.
+        """Hand out a group of one signature, to each ready tenant its fair share, in samples.
+
+        What is scarce here is the way to the trainer, and a sample takes the same of it whosever it is. The seconds
+        that it costs there are shared out there (:mod:`joynexus.scheduling.grouping`): a tenant that has had its part
+        does not ask for more.
 
         Args:
             consumer: Who leases.

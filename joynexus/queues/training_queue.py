@@ -159,7 +159,8 @@ class TrainingQueue:
         """Lease items of one schema signature, from as many tenants as are ready, each its fair share.
 
         The tenant that is owed most decides the signature. Then the group waits for further tenants of it, until
-        it is full, all that are wanted are ready, or ``max_wait_s`` is over.
+        it is full, no further one is likely to be ready in time (judging by when its producers put lately), or
+        ``max_wait_s`` is over.
 
         Args:
             consumer: Who leases; see :meth:`renew`.
@@ -235,9 +236,12 @@ class TrainingQueue:
                 continue
             waiter.began_at = self._clock()
             until = waiter.began_at + max_wait_s
-            while not self._book.is_complete(waiter.wanted, signature, max_samples):
-                if not await self._sleep(waiter, until):
+            while not waiter.is_released:
+                now = self._clock()
+                later = self._book.wait_until(waiter.wanted, signature, max_samples, now=now, until=until)
+                if later - now <= TICK_S:
                     break
+                await self._sleep(waiter, later)
             if waiter.is_released:
                 break
             # From here to the return of `gather` nothing awaits: a lease is made only if it is also returned.

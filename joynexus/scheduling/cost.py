@@ -2,11 +2,12 @@
 
     seconds = rows to encode x tokens of a prefix x seconds per token  +  rows x the tenant's seconds per row
 
-The first part is the backbone's, the same for all tenants; the second is the tenant's own module, forward, backward
-and update. Both are learnt from what was measured. How many rows will have to be encoded is learnt too: a tenant whose
-prefixes are found in the store, or come with their features, is soon taken to pay for its module alone. An estimate
-only decides the order until the cost is known: whoever charges it settles the difference then
-(:meth:`joynexus.scheduling.fairness.FairShare.settle`).
+The first part is the backbone's; the second is the tenant's own module, forward, backward and update. Both are learnt
+from what was measured of the tenant, and before that from what was of the others: a token costs less in company than
+alone, since a forward has a fixed part, so that what it costs is a tenant's own too. How many rows will have to be
+encoded is learnt as well: a tenant whose prefixes are found in the store, or come with their features, is soon taken
+to pay for its module alone. An estimate only decides the order until the cost is known: whoever charges it settles the
+difference then (:meth:`joynexus.scheduling.fairness.FairShare.settle`).
 """
 
 from collections.abc import Callable
@@ -59,6 +60,7 @@ class _Rates:
     tokens: int
     prior_head_s: float | None
     head_s: float | None = None
+    token_s: float | None = None
     encoded: float = 1.0
     """Part of its rows that had to be encoded lately."""
     count: int = 0
@@ -110,7 +112,8 @@ class CostModel:
     def prefix_seconds(self, tenant: str, rows: int, *, encoded: int | None = None) -> float:
         """Return the backbone's part of :meth:`estimate`."""
         rates = self._rates(tenant)
-        token_s = PRIOR_TOKEN_S if self._token_s is None else self._token_s
+        known = (rates.token_s, self._token_s, PRIOR_TOKEN_S)
+        token_s = next(each for each in known if each is not None)
         return (rows * rates.encoded if encoded is None else encoded) * rates.tokens * token_s
 
     def encoded_part(self, tenant: str) -> float:
@@ -125,6 +128,7 @@ class CostModel:
         rates.encoded = _mean(rates.encoded, cost.encoded / cost.rows)
         if cost.encoded > 0:
             token_s = cost.prefix_s / (cost.encoded * rates.tokens)
+            rates.token_s = _mean(rates.token_s if rates.count > 1 else None, token_s)
             self._token_s = _mean(self._token_s if self._count > 1 else None, token_s)
         head_s = cost.head_s / cost.rows
         rates.head_s = _mean(rates.head_s if rates.count > 1 else None, head_s)

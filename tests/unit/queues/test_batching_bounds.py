@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from joynexus.queues.inference_queue import GroupBatcher
+from joynexus.queues.training_queue import TrainingQueue
 from joynexus.scheduling.cost import Measured
-from joynexus.specs.service import InferenceSpec
+from joynexus.specs.service import InferenceSpec, QueueSpec
 from joynexus.types import ActionChunk, PredictRequest
 
 HEAD_S = 0.0002
@@ -293,3 +294,55 @@ def test_idle_time_is_told_apart(run, loop, make_engine, robot):
     assert stats.waiting_for_group_s > 0
     assert stats.no_data_s > 0
     assert stats.no_data_s + stats.waiting_for_group_s + engine.busy_s == pytest.approx(loop.time(), rel=0.05)
+
+
+# the training queue's gather
+
+
+async def produce(queue: TrainingQueue, make_item, tenant: str, pauses: list[float]) -> None:
+    for ordinal, pause in enumerate(pauses):
+        await asyncio.sleep(pause)
+        assert await queue.put(make_item(tenant, ordinal)) == "ok"
+
+
+async def gather_all(queue: TrainingQueue, loop, tenants: str, until: float) -> list[tuple[set[str], float]]:
+    """Gather again and again: the tenants of each group, and how long it waited for them."""
+    groups: list[tuple[set[str], float]] = []
+    while loop.time() < until:
+        lease = await queue.gather("trainer", dict.fromkeys(tenants, 4), max_samples=64, max_wait_s=0.02, timeout_s=0.5)
+        await queue.acknowledge("trainer", [item.item_id for item in lease.items])
+        if lease.items:
+            groups.append(({item.tenant for item in lease.items}, lease.waited_s))
+    return groups
+
+
+def gathered(run, loop, make_item, **pauses: list[float]) -> list[tuple[set[str], float]]:
+    queue = TrainingQueue(QueueSpec(), clock=loop.time)
+
+    async def main():
+        for tenant in pauses:
+            await queue.open_lane(tenant, signature="x", workload=0)
+        producers = (produce(queue, make_item, tenant, each) for tenant, each in pauses.items())
+        until = max(map(sum, pauses.values()))
+        return (await asyncio.gather(gather_all(queue, loop, "".join(pauses), until), *producers))[0]
+
+    return run(main())
+
+
+def test_gather_waits_for_a_tenant_that_is_due(run, loop, make_item):
+    groups = gathered(run, loop, make_item, a=[0.1] * 20, b=[0.108, *[0.1] * 19])
+    assert [tenants for tenants, _ in groups[3:]] == [{"a", "b"}] * len(groups[3:])
+    assert max(waited for _, waited in groups[3:]) == pytest.approx(0.008, abs=0.001)
+
+
+def test_gather_does_not_wait_for_a_tenant_that_is_not(run, loop, make_item):
+    groups = gathered(run, loop, make_item, a=[0.1] * 40, b=[0.15, *[1.0] * 4])
+    waits = [waited for tenants, waited in groups if tenants == {"a"}][15:]
+    assert sum(waited > 0.001 for waited in waits) <= 4  # only where b was due
+
+
+def test_gather_gives_up_on_a_tenant_that_puts_no_more(run, loop, make_item):
+    groups = gathered(run, loop, make_item, a=[0.1] * 40, b=[0.105, *[0.1] * 9])
+    assert [tenants for tenants, _ in groups[3:9]] == [{"a", "b"}] * 6
+    assert max(waited for _, waited in groups) <= 0.02 + 1e-6
+    assert max(waited for _, waited in groups[-15:]) <= 1e-6
