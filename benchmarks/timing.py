@@ -87,7 +87,7 @@ def measure_paired(
         sides: What to run, by name.
         clock: Of the device.
         rounds: How often each side is measured; odd numbers give a median that was really seen.
-        warmups: Runs of each side that are thrown away.
+        warmups: Runs of each side that are thrown away; the last one tells how often it has to be repeated.
         min_seconds: A side that takes less is run several times within a measurement.
         budget_s: Stop early, but not before the third round, once this much was measured.
         prepare: Called with the name of a side before each of its runs, outside the time; a side is then run once per
@@ -104,9 +104,9 @@ def measure_paired(
 
     repeats = dict.fromkeys(sides, 1)
     for name in sides:
-        spent = [run(name, 1) for _ in range(max(warmups, 1))][-1]
-        if prepare is None and spent < min_seconds:
-            repeats[name] = min(int(min_seconds / max(spent, 1e-6)) + 1, 1000)
+        spent = [run(name, 1) for _ in range(warmups)]
+        if prepare is None and spent and spent[-1] < min_seconds:
+            repeats[name] = min(int(min_seconds / max(spent[-1], 1e-6)) + 1, 1000)
     with _no_collection():
         return Paired(seconds=_rounds(run, repeats, rounds, budget_s))
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.core import world
-from benchmarks.core.world import MIDDLE, Trainer
+from benchmarks.core.world import Scene, Trainer
 from benchmarks.harness import Options, clock_for, measure_paired
 from joynexus.inference.engine import InferenceEngine
 from joynexus.models.backbone import Backbone
@@ -22,6 +22,7 @@ CONVENTIONAL, REUSE, APART, SHARED = (
     "shared, features not carried",
     "shared",
 )
+ONE_CAMERA = Scene(name="one camera", cameras=1, side=256, text_tokens=12)
 NO_STORE = PrefixStoreSpec(device_bytes=0, host_bytes=0)
 Decisions = Mapping[str, Sequence[Observation]]
 """What each tenant's policy looks at, decision by decision."""
@@ -104,10 +105,10 @@ def rollout_rows(
     Returns:
         A row for each number of epochs.
     """
-    policies = dict.fromkeys(world.names(tenants), world.policy(MIDDLE, world.HEADS["gaussian"]))
+    policies = dict.fromkeys(world.names(tenants), world.policy(ONE_CAMERA, world.HEADS["gaussian"]))
     seen = {
         tenant: [
-            world.observation(MIDDLE, 1, seed=options.seed + 500 + 100 * index + step) for step in range(decisions)
+            world.observation(ONE_CAMERA, 1, seed=options.seed + 500 + 100 * index + step) for step in range(decisions)
         ]
         for index, tenant in enumerate(policies)
     }
@@ -145,8 +146,10 @@ def _measure(
         for learner in sides[side]:
             learner.run(seen, epochs)
 
+    for learner in builds[SHARED]():
+        learner.run(seen, 1)
     works = {side: (lambda side=side: run(side)) for side in builds}
-    paired = measure_paired(works, clock_for(options.device), rounds=rounds, prepare=prepare)
+    paired = measure_paired(works, clock_for(options.device), rounds=rounds, warmups=0, prepare=prepare)
     trained = sides[SHARED][0].trainer
     row = {
         "epochs": epochs,

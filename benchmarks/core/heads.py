@@ -103,7 +103,7 @@ def _act(name: str, tenants: int, backbone: Backbone, options: Options) -> Row:
             clock_for(options.device),
             rounds=7 if options.quick else 15,
             min_seconds=0.02,
-            budget_s=1.5 if options.quick else 6.0,
+            budget_s=1.0 if options.quick else 2.0,
         )
     whole = _predict(served, backbone, options)
     return {
@@ -150,7 +150,7 @@ def _predict(served: Sequence[ServedPolicy], backbone: Backbone, options: Option
         rounds=5 if options.quick else 15,
         warmups=2,
         min_seconds=0.02,
-        budget_s=1.5 if options.quick else 6.0,
+        budget_s=1.0 if options.quick else 2.0,
     )
 
 
@@ -168,7 +168,7 @@ def _train(name: str, tenants: int, rows: int, backbone: Backbone, options: Opti
         clock_for(options.device),
         rounds=5 if options.quick else 15,
         min_seconds=0.02,
-        budget_s=1.5 if options.quick else 6.0,
+        budget_s=1.0 if options.quick else 2.0,
     )
     return {
         "module": name,

@@ -92,12 +92,14 @@ def test_every_plan_holds_its_headline(device: str, quick: bool) -> None:
 
 
 def test_epochs_are_told_apart_by_what_they_encode(backbone: Backbone) -> None:
-    plan = prefix_reuse.Plan(size="qwen3vl-tiny", tenants=2, epochs=(2,), batch=1, micro_batches=1, rounds=1)
-    data = {name: [prefix_reuse._batch(plan, 0, index, 0)] for index, name in enumerate(world.names(2))}
-    row = prefix_reuse._epochs(plan, backbone, data, 2, OPTIONS, "each its own")
+    plan = prefix_reuse.Plan(size="qwen3vl-tiny", scene=TINY, tenants=2, epochs=(2,), batch=1, rounds=1, is_whole=True)
+    data = {name: world.batch(TINY, 1, seed=index) for index, name in enumerate(world.names(2))}
+    row = prefix_reuse.epochs_row(plan, backbone, data, 2, OPTIONS)
+    assert row["data"] == "each its own"
     assert row["encoded per sample"] == 0.5
     assert row["difference"] <= 1e-5
-    same = prefix_reuse._epochs(plan, backbone, dict.fromkeys(data, data["tenant0"]), 2, OPTIONS, "one for all")
+    same = prefix_reuse.epochs_row(plan, backbone, dict.fromkeys(data, data["tenant0"]), 2, OPTIONS)
+    assert same["data"] == "one for all"
     assert same["encoded per sample"] == 0.25
 
 
