@@ -12,6 +12,7 @@ difference then (:meth:`joynexus.scheduling.fairness.FairShare.settle`).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from joynexus.scheduling.fairness import FairShare
 
@@ -25,8 +26,7 @@ _HICCUP = 3.0
 """A measurement counts for no more than this many times its estimate: what the machine did meanwhile is no tenant's."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """What calls of one tenant turned out to cost."""
 
     rows: int = 0
@@ -42,15 +42,6 @@ class Measured:
     def seconds(self) -> float:
         """All of it."""
         return self.prefix_s + self.head_s
-
-    def since(self, earlier: "Measured") -> "Measured":
-        """Return what came to a sum after an earlier reading of it."""
-        return Measured(
-            rows=self.rows - earlier.rows,
-            encoded=self.encoded - earlier.encoded,
-            prefix_s=self.prefix_s - earlier.prefix_s,
-            head_s=self.head_s - earlier.head_s,
-        )
 
 
 @dataclass(slots=True)
@@ -187,28 +178,22 @@ class Settlement:
         Returns:
             What was measured, of all tenants together.
         """
-        total = Measured()
+        rows = encoded = 0
+        prefix_s = head_s = 0.0
         for tenant, charged in list(self._open.items()):
-            now = self._spent(tenant)
-            latest = now.since(self._seen[tenant])
-            if latest.seconds <= 0.0:
+            now, before = self._spent(tenant), self._seen[tenant]
+            latest = Measured(now[0] - before[0], now[1] - before[1], now[2] - before[2], now[3] - before[3])
+            seconds = latest.prefix_s + latest.head_s
+            if seconds <= 0.0:
                 continue  # the device has not come to it
             self._seen[tenant] = now
             del self._open[tenant]
-            counted = min(latest.seconds, charged * (_HICCUP if self._costs.is_warm(tenant) else 1.0))
+            counted = min(seconds, charged * (_HICCUP if self._costs.is_warm(tenant) else 1.0))
             self._fair.settle(tenant, counted - charged)
             self._costs.measured(tenant, latest)
-            total = _sum(total, latest)
-        return total
-
-
-def _sum(one: Measured, other: Measured) -> Measured:
-    return Measured(
-        rows=one.rows + other.rows,
-        encoded=one.encoded + other.encoded,
-        prefix_s=one.prefix_s + other.prefix_s,
-        head_s=one.head_s + other.head_s,
-    )
+            rows, encoded = rows + latest.rows, encoded + latest.encoded
+            prefix_s, head_s = prefix_s + latest.prefix_s, head_s + latest.head_s
+        return Measured(rows, encoded, prefix_s, head_s)
 
 
 def _mean(known: float | None, latest: float) -> float:

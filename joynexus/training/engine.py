@@ -14,7 +14,6 @@ Only the thread in ``step`` runs modules and touches the prefix store.
 """
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -31,17 +30,15 @@ from joynexus.observability.device_clock import device_cores
 from joynexus.observability.engine_usage import EngineLedger, EngineUsage
 from joynexus.observability.group_log import GroupColumns
 from joynexus.observability.idle_clock import IdleClock
-from joynexus.scheduling.cost import Measured
 from joynexus.scheduling.fairness import Priority
-from joynexus.scheduling.grouping import GroupChooser, Head
 from joynexus.specs.backbone import BackboneSpec
 from joynexus.specs.service import TrainingSpec
 from joynexus.specs.tenant import PolicySpec
 from joynexus.training.capacity import Capacity
-from joynexus.training.group import Member
 from joynexus.training.json_values import JsonObject
 from joynexus.training.runner import GroupRunner
 from joynexus.training.sample_keys import SampleKeys
+from joynexus.training.selection import CallSelection
 from joynexus.training.slot import SlotStatus, TrainingSlot, base_snapshot
 from joynexus.training.slot_state import load_slot, save_slot
 from joynexus.training.validation import check_call, check_held, payload_digest
@@ -77,10 +74,7 @@ class TrainingEngine:
         self._opening: set[str] = set()
         self._closed: list[TrainingSlot] = []
         """Slots whose rows are still in the prefix store, because a step was running."""
-        self._chooser = GroupChooser(
-            max_rows=spec.max_group_samples, max_wait_s=spec.max_wait_ms / 1000, spent=self.spent
-        )
-        self._hold_until: float | None = None
+        self._selection = CallSelection(backbone, spec, self._ledger)
 
     @staticmethod
     def load(backbone: BackboneSpec, spec: TrainingSpec, *, backbone_name: str) -> "TrainingEngine":
@@ -124,14 +118,7 @@ class TrainingEngine:
             slot = TrainingSlot(tenant, policy, parts, seed=seed, stats=stats)
             with self._lock:
                 self._capacity.check(tenant, needed=slot.nbytes, used=self._used_bytes())
-                self._chooser.add(
-                    tenant,
-                    signature=slot.signature,
-                    weight=weight,
-                    priority=priority,
-                    tokens=self._prefix_length(policy),
-                    head_s=slot.expected_seconds(1),
-                )
+                self._selection.add(slot, weight, priority)
                 self._slots[tenant] = slot
         finally:
             with self._lock:
@@ -145,7 +132,7 @@ class TrainingEngine:
         """
         with self._lock:
             slot = self._slots.pop(tenant, None)
-            self._chooser.remove(tenant)
+            self._selection.remove(tenant)
             self._closed += [] if slot is None else [slot]
         if slot is None:
             raise self._not_found(tenant)
@@ -264,9 +251,11 @@ class TrainingEngine:
                 slots = list(self._slots.values())
             with self._runner.charging():
                 answered = self._runner.optimizer_calls(slots)
-                members = self._choose(may_wait=may_wait)
+                with self._lock:
+                    members = self._selection.choose(self._slots.values(), may_wait=may_wait)
                 answered += self._runner.group(members)
-            self._note_answers(members)
+            with self._lock:
+                self._selection.finished(members)
             return answered
         finally:
             self._forget_closed()
@@ -275,32 +264,7 @@ class TrainingEngine:
     @property
     def hold_s(self) -> float | None:
         """For how long calls that wait are put off, after the last step; None if they are not."""
-        return None if self._hold_until is None else max(0.0, self._hold_until - time.monotonic())
-
-    def spent(self, tenant: str) -> Measured:
-        """Return what a tenant's calls have cost so far; on a GPU, as far as it was measured."""
-        rows, prefix_s, seconds = self._ledger.work(tenant)
-        return Measured(rows=rows.samples, encoded=rows.encoded, prefix_s=prefix_s, head_s=seconds - prefix_s)
-
-    def _choose(self, *, may_wait: bool) -> list[Member]:
-        """Take batch calls at the heads of the queues: the fairest one, and those that may share its group."""
-        with self._lock:
-            found = {tenant: (slot, head) for tenant, slot in self._slots.items() if (head := slot.head()) is not None}
-            heads = {
-                tenant: Head(rows=queued.num_rows, since=queued.queued_at, has_features=queued.has_features)
-                for tenant, (_, queued) in found.items()
-                if queued.call.batch is not None
-            }
-            choice = self._chooser.choose(heads, time.monotonic(), may_wait=may_wait)
-            self._hold_until = choice.hold_until
-            chosen = [found[tenant] for tenant in choice.tenants]
-            return [Member(slot=slot, queued=queued, state=slot.state) for slot, queued in chosen]
-
-    def _note_answers(self, members: Sequence[Member]) -> None:
-        with self._lock:
-            now = time.monotonic()
-            for member in members:
-                self._chooser.finished(member.slot.tenant, now)
+        return self._selection.hold_s
 
     # ---- weights and state
 
@@ -419,10 +383,6 @@ class TrainingEngine:
                     "training.slots of the service."
                 )
             self._opening.add(tenant)
-
-    def _prefix_length(self, policy: PolicySpec) -> int:
-        seen = policy.observation
-        return self._backbone.prefix_length(len(seen.cameras), seen.image_size, seen.max_prompt_tokens)
 
     def _used_bytes(self) -> int:
         return sum(slot.nbytes for slot in self._slots.values())
