@@ -79,7 +79,7 @@ def plan_for(options: Options) -> Plan:
     points = list(headline.values())
     points += _quick_grid(grid, scenes) if options.quick else _whole_grid(grid, scenes)
     chosen = sorted(dict.fromkeys(points), key=lambda each: (each.size, each.scene.length, each.scene.name))
-    rounds, budget_s = (5, 1.5) if options.quick else (9, 8.0)
+    rounds, budget_s = (5, 1.5) if options.quick else (9, 4.0 if options.device == "cuda" else 8.0)
     return Plan(points=chosen, rounds=rounds, budget_s=budget_s, headline=headline)
 
 

@@ -105,7 +105,7 @@ def measure(options: Options) -> Measured:
         backbone,
         tenants=plan.tenants,
         decisions=plan.batch,
-        rounds=plan.rounds,
+        rounds=plan.rounds if plan.is_whole else 1,
         options=options,
         epochs=(1, 4) if plan.is_whole else (4,),
     )

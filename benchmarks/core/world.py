@@ -27,6 +27,8 @@ BACKBONE = "benchmark"
 STATE_DIM, ACTION_DIM, HORIZON = 8, 7, 16
 STORE_BYTES = 8 << 30
 """Room for all that a benchmark encodes: what is measured is reuse, not eviction."""
+GPU_CHUNK = 8
+"""Rows of a full chunk on a GPU, which fills smaller ones up: as many as wait together in most points."""
 SUPERVISED = Loss(name="supervised")
 HEADS: dict[str, ActionModuleSpec] = {
     "oft": OftModuleSpec(max_prefix_tokens=1024, token_dim=8),
@@ -64,6 +66,7 @@ def load(size: str, scene: Scene, *, device: str, seed: int, chunk_size: int | N
     chunk = {} if chunk_size is None else {"chunk_size": chunk_size}
     spec: BackboneSpec
     if size.startswith("qwen3vl"):
+        chunk = chunk or {"chunk_size": GPU_CHUNK}
         config, dtype = (TINY, "float32") if size.endswith("tiny") else (QWEN3_VL_2B, "bfloat16")
         spec = Qwen3VlSpec.model_validate({"config": config, "dtype": dtype, "seed": seed, **chunk})
     else:
