@@ -24,6 +24,7 @@ from benchmarks.cluster.trace_run import (
 )
 from benchmarks.cluster.trace_tenants import SFT, quick_trace, service_spec, whole_trace
 from benchmarks.harness import Measured, Options, Row, Study
+from joynexus.observability.latency import quantile_ms
 
 QUESTION = (
     "How much accelerator time, and how much wall time, do four tenants take on one shared service, against the same "
@@ -114,8 +115,8 @@ def _tenant_row(name: str, shared: Outcome, alone: Outcome, conventional: Outcom
 
 def _latency(outcome: Outcome, tenant: str) -> dict[str, float | None]:
     """Return the quantiles of a tenant's predictions in the replica, from arrival to answer."""
-    found = outcome.usage["inference"].get("latency", {}).get(tenant)
-    return {key: None if found is None else float(found[key]) for key in ("p50_ms", "p99_ms")}
+    waits = outcome.usage["inference"]["latency"].get(tenant, {})
+    return {"p50_ms": quantile_ms(waits, 0.5), "p99_ms": quantile_ms(waits, 0.99)}
 
 
 def _kind_rows(usage: Mapping[str, Any]) -> list[Row]:

@@ -6,6 +6,7 @@ Nothing ever waits for a publication.
 """
 
 import asyncio
+import dataclasses
 import logging
 import sys
 import time
@@ -20,6 +21,7 @@ from joynexus.actors import names, ray_calls
 from joynexus.actors.policy_store import Changes, Known
 from joynexus.errors import ServiceError, TenantNotFoundError
 from joynexus.inference.engine import InferenceEngine
+from joynexus.observability.latency import LatencyBook
 from joynexus.observability.logs import setup_logging
 from joynexus.queues.inference_queue import GroupBatcher
 from joynexus.specs.service import ServiceSpec
@@ -56,6 +58,7 @@ class InferenceReplica:
             spent=self._engine.spent,
             because=self._engine.idle.because,
         )
+        self._latency = LatencyBook()
         self._known: Known = {}
         self._told_at = -POLL_S
         self._told_groups = 0
@@ -110,7 +113,8 @@ class InferenceReplica:
     def _usage(self) -> dict[str, Any]:
         """Sums, and the groups since those that the store has: in columns, so that none of it delays a request."""
         groups = self._engine.groups_since(self._told_groups)
-        return {"backbone": self._backbone, "engine": self._engine.usage(), "groups": groups}
+        usage = dataclasses.replace(self._engine.usage(), latency=self._latency.counts())
+        return {"backbone": self._backbone, "engine": usage, "groups": groups}
 
     async def predict(self, request: PredictRequest) -> ActionChunk:
         """Act for some rows of one tenant, in a group with whoever else asks.
@@ -125,9 +129,12 @@ class InferenceReplica:
             JoyNexusError: Typed, for this request alone.
         """
         self._start_following()
+        came = time.monotonic()
         if request.tenant not in self._engine.versions():
             await self._wait_for(request.tenant)
-        return await self._batcher.submit(request)
+        chunk = await self._batcher.submit(request)
+        self._latency.note(request.tenant, time.monotonic() - came)
+        return chunk
 
     async def _wait_for(self, tenant: str) -> None:
         """Wait for a policy that may be on its way to a replica that has just started."""

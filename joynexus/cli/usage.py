@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
+from joynexus.observability.latency import quantile_ms
 from joynexus.observability.summary import times_line
 
 KINDS = ("prefix", "head_forward", "backward", "optimizer", "copy", "other")
@@ -21,6 +22,8 @@ def tenants_table(title: str, counts: Mapping[str, Any]) -> Table:
     """
     table = Table("tenant", title=title)
     columns = ("device s", "share", *(each.replace("_", " ") for each in KINDS), "samples", *SOURCES)
+    waits = (("p50 ms", 0.5), ("p99 ms", 0.99)) if counts["latency"] else ()
+    columns = (*columns, *(name for name, _ in waits))
     for name in columns:
         table.add_column(name, justify="right")
     busy = counts["busy_seconds"] or 1.0
@@ -35,6 +38,7 @@ def tenants_table(title: str, counts: Mapping[str, Any]) -> Table:
             *(f"{kinds.get(kind, 0.0):.2f}" for kind in KINDS),
             str(counts["samples"].get(tenant, 0)),
             *(str(prefixes.get(source, 0)) for source in SOURCES),
+            *(_shown(quantile_ms(counts["latency"].get(tenant, {}), share)) for _, share in waits),
         )
     table.caption = (
         f"{counts['encoded']} prefixes encoded, {counts['reused']} reused, {counts['carried']} carried; "
@@ -42,6 +46,10 @@ def tenants_table(title: str, counts: Mapping[str, Any]) -> Table:
         f"samples\n{times_line(counts)}"
     )
     return table
+
+
+def _shown(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds:.1f}"
 
 
 def engines_table(usage: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:

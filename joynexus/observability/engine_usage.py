@@ -60,6 +60,8 @@ class EngineUsage:
     """Rows of each tenant that were trained on, or acted for."""
     prefixes: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     """By tenant: how many were ``encoded``, ``reused`` and ``carried``; see :class:`RowCount`."""
+    latency: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    """By tenant: answers by how long their callers waited in the replica; see :mod:`joynexus.observability.latency`."""
     encoded: int
     """Prefixes that went through the backbone."""
     reused: int

@@ -16,6 +16,7 @@ SUMMED = (
     "idle",
     "by_kind",
     "prefixes",
+    "latency",
 )
 """Numbers, and mappings of numbers by tenant, reason or kind."""
 AVERAGED = ("mean_tenants", "mean_samples")
@@ -83,7 +84,7 @@ class _Nothing:
     """The usage of an engine that has done nothing."""
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        if name in {"device_seconds", "samples", "idle", "by_kind", "prefixes"}:
+        if name in {"device_seconds", "samples", "idle", "by_kind", "prefixes", "latency"}:
             return {}
         return 0 if name in {"encoded", "reused", "carried", "num_groups"} else 0.0
 
