@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median, quantiles
 
+LEAST_ROUNDS = 5
+"""Fewer would let one slow spell of the machine decide the median."""
 Work = Callable[[], object]
 Clock = Callable[[Work], float]
 """Runs work and returns the seconds that it took."""
@@ -89,7 +91,7 @@ def measure_paired(
         rounds: How often each side is measured; odd numbers give a median that was really seen.
         warmups: Runs of each side that are thrown away; the last one tells how often it has to be repeated.
         min_seconds: A side that takes less is run several times within a measurement.
-        budget_s: Stop early, but not before the third round, once this much was measured.
+        budget_s: Stop early, but not before :data:`LEAST_ROUNDS`, once this much was measured.
         prepare: Called with the name of a side before each of its runs, outside the time; a side is then run once per
             measurement.
 
@@ -123,7 +125,7 @@ def _rounds(
             spent = run(name, repeats[name])
             measured_s += spent
             seconds[name].append(spent / repeats[name])
-        if budget_s is not None and index >= 2 and measured_s > budget_s:  # noqa: PLR2004
+        if budget_s is not None and index + 1 >= LEAST_ROUNDS and measured_s > budget_s:
             break
     return seconds
 
