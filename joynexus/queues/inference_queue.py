@@ -263,7 +263,7 @@ class GroupBatcher:
         """Whether company could save anything: a cheap question, so that callers are rarely looked at one by one."""
         forward = self._learnt(signature).forward
         is_full = self._room.rows_of(signature) >= self._spec.max_batch_size
-        return not is_full and forward.fixed_s > self._room.requests_of(signature) * forward.per_row_s
+        return not is_full and forward.may_gain(self._room.requests_of(signature))
 
     def _wait_until(self, signature: str, bound: float, now: float) -> float:
         if now >= bound or not self._may_pay(signature):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joynexus.scheduling.batching import FORGET_S, Arrivals, Expected, ForwardCost, wait_until
+from joynexus.scheduling.batching import FORGET_S, WORTH, Arrivals, Expected, ForwardCost, wait_until
 
 
 def measured(fixed_s: float, row_s: float, sizes: list[int], noise: float = 0.0) -> ForwardCost:
@@ -120,7 +120,9 @@ def test_who_is_away_for_long_is_a_new_caller():
 # how long to wait
 
 
-def decide(*dues: float, waiting: int = 1, fixed_s: float = 0.01, row_s: float = 0.0, **changes: float) -> float:
+def decide(
+    *dues: float, waiting: int = 1, fixed_s: float = 0.01 / WORTH, row_s: float = 0.0, **changes: float
+) -> float:
     options = {"bound": 1.0, "sharing": waiting, "room": 100, **changes}
     expected = [Expected("a", due, 1, 0.0) for due in dues]
     return wait_until(0.0, waiting=waiting, expected=expected, cost=ForwardCost(fixed_s, row_s), **options)  # type: ignore[arg-type]
@@ -131,7 +133,7 @@ def test_nobody_expected_nobody_waits():
 
 
 @pytest.mark.parametrize(("due", "waits"), [(0.009, True), (0.011, False)])
-def test_one_waits_for_another_while_it_comes_within_the_fixed_part_of_a_forward(due: float, waits: bool):
+def test_one_waits_for_another_while_it_comes_within_what_the_fixed_part_of_a_forward_is_worth(due: float, waits: bool):
     assert decide(due) == (due if waits else 0.0)
 
 
