@@ -19,12 +19,14 @@ from benchmarks.cluster.trace_run import (
     jain,
     largest_difference,
     run,
+    serving,
     start_ray,
     stop_ray,
 )
 from benchmarks.cluster.trace_tenants import SFT, quick_trace, service_spec, whole_trace
 from benchmarks.harness import Measured, Options, Row, Study
 from joynexus.observability.latency import quantile_ms
+from joynexus.specs.tenant import TenantSpec
 
 QUESTION = (
     "How much accelerator time, and how much wall time, do four tenants take on one shared service, against the same "
@@ -39,18 +41,24 @@ def measure(options: Options) -> Measured:
     with tempfile.TemporaryDirectory(prefix="joynexus-trace-") as name:
         folder = Path(name)
         tenants = quick_trace(folder, options.seed) if options.quick else whole_trace(options.seed)
-        ways = [SHARED, ALONE, CONVENTIONAL, *(() if options.quick else WITHOUT)]
         start_ray()
         try:
-            found: dict[str, Outcome] = {}
-            for way in ways:
-                found[way.name] = run(way, service_spec(), tenants, folder)
-                print(
-                    f"{way.name}: busy {found[way.name].busy_s:.1f} s of {found[way.name].makespan_s:.0f} s", flush=True
-                )
+            found = _run_all(tenants, folder, quick=options.quick)
         finally:
             stop_ray()
     return report(found, quick=options.quick)
+
+
+def _run_all(tenants: Sequence[TenantSpec], folder: Path, *, quick: bool) -> dict[str, Outcome]:
+    """Run every way; those that need the same service share one, on which they run one after the other."""
+    services = [[SHARED, ALONE], [CONVENTIONAL], *([] if quick else [[each] for each in WITHOUT])]
+    found: dict[str, Outcome] = {}
+    for ways in services:
+        with serving(ways[0], service_spec(), folder) as service:
+            for way in ways:
+                outcome = found[way.name] = run(way, service, tenants)
+                print(f"{way.name}: busy {outcome.busy_s:.1f} s of {outcome.makespan_s:.0f} s", flush=True)
+    return found
 
 
 def report(found: Mapping[str, Outcome], *, quick: bool) -> Measured:

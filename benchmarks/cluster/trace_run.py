@@ -1,7 +1,8 @@
 """Running a trace in one way: all tenants at once on one service, or one after the other, each alone."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ import joynexus
 from joynexus.actors import cluster
 from joynexus.actors.records import ENDED
 from joynexus.api import Service
+from joynexus.observability.usage_counts import usage_growth
 from joynexus.specs.service import PrefixStoreSpec, ServiceSpec
 from joynexus.specs.tenant import TenantSpec
 from joynexus.types import Array
@@ -109,20 +111,27 @@ class Outcome:
         return sum(int(engine["encoded"]) for engine in self.usage.values())
 
 
-def run(way: Way, spec: ServiceSpec, tenants: Sequence[TenantSpec], folder: Path) -> Outcome:
-    """Start a service on the running Ray, run the trace on it, and end it."""
+@contextmanager
+def serving(way: Way, spec: ServiceSpec, folder: Path) -> Generator[Service]:
+    """Start a service for a way on the running Ray, and end it."""
     wanted = way.service(spec)
-    service = joynexus.start(wanted, root=folder / way.name)
     try:
-        began = time.monotonic()
-        found: dict[str, TenantOutcome] = {}
-        for batch in [tenants] if way.is_shared else [[each] for each in tenants]:
-            found |= _run_batch(service, [way.tenant(each) for each in batch])
-        makespan = time.monotonic() - began
-        (usage,) = service.usage(fresh=True).values()
-        return Outcome(way=way, makespan_s=makespan, usage=usage, tenants=found)
+        yield joynexus.start(wanted, root=folder / way.name)
     finally:
         cluster.stop_service(wanted.service)
+
+
+def run(way: Way, service: Service, tenants: Sequence[TenantSpec]) -> Outcome:
+    """Run the trace on a service on which nothing else runs."""
+    before = service.usage(fresh=True)
+    began = time.monotonic()
+    found: dict[str, TenantOutcome] = {}
+    for batch in [tenants] if way.is_shared else [[each] for each in tenants]:
+        found |= _run_batch(service, [way.tenant(each) for each in batch])
+    makespan = time.monotonic() - began
+    ((name, after),) = service.usage(fresh=True).items()
+    usage = {engine: usage_growth([before[name][engine]], [counts]) for engine, counts in after.items()}
+    return Outcome(way=way, makespan_s=makespan, usage=usage, tenants=found)
 
 
 def _run_batch(service: Service, tenants: Sequence[TenantSpec]) -> dict[str, TenantOutcome]:

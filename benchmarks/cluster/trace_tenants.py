@@ -27,7 +27,7 @@ IMAGE = 64
 GYM_TASKS: Mapping[str, tuple[str, int, int]] = {
     "pendulum-rl": ("InvertedPendulum-v5", 4, 1),
     "reacher-rl": ("Reacher-v5", 10, 2),
-    "swimmer-rl": ("Swimmer-v5", 8, 2),
+    "double-pendulum-rl": ("InvertedDoublePendulum-v5", 9, 1),
 }
 """By tenant: gymnasium id, width of the state, width of the action."""
 
@@ -112,12 +112,12 @@ def _quick_sft(folder: Path, seed: int) -> dict[str, Any]:
     workload = {
         "type": "sft",
         "dataset": {"type": "maniskill_h5", "path": str(path)},
-        "num_steps": 48,
+        "num_steps": 160,
         "batch_size": 16,
         "optimizer": {"lr": 1e-3},
         "resources": {"num_cpus": 0.1},
     }
-    return {"tenant": SFT, "seed": 1000 * seed, "checkpoint_every": 24, "policy": policy, "workloads": [workload]}
+    return {"tenant": SFT, "seed": 1000 * seed, "checkpoint_every": 80, "policy": policy, "workloads": [workload]}
 
 
 def _write_demonstrations(path: Path, seed: int, *, episodes: int = 8, steps: int = 16) -> Path:

@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 IDLE_S = 0.05
 """Longest sleep of the compute thread when there is nothing to do."""
-FIRST_ITEM_S = 0.5
-"""How long one gather waits for a first item; longer than the lane's usual silence, short against a lease."""
+FIRST_ITEM_S = 0.1
+"""How long one gather waits for a first item: a learner that gets hungry meanwhile is asked for in the next one."""
 
 
 class TrainingActor:

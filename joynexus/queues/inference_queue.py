@@ -263,7 +263,7 @@ class GroupBatcher:
         """Whether company could save anything: a cheap question, so that callers are rarely looked at one by one."""
         forward = self._learnt(signature).forward
         is_full = self._room.rows_of(signature) >= self._spec.max_batch_size
-        return not is_full and forward.may_gain(self._room.requests_of(signature))
+        return not is_full and forward.may_gain(self._room.requests_of(signature), self._spec.device_second_worth)
 
     def _wait_until(self, signature: str, bound: float, now: float) -> float:
         if now >= bound or not self._may_pay(signature):
@@ -277,6 +277,7 @@ class GroupBatcher:
             room=self._spec.max_batch_size - self._room.rows_of(signature),
             expected=learnt.arrivals.expected(now, bound),
             cost=learnt.forward,
+            worth=self._spec.device_second_worth,
         )
 
     def _surplus(self, signature: str, now: float) -> Surplus | None:

@@ -69,9 +69,9 @@ class ForwardCost:
         """Whether the two parts were told apart: until then the slope is a guess."""
         return self._evidence >= 1.0
 
-    def may_gain(self, sharing: int) -> bool:
+    def may_gain(self, sharing: int, worth: float = WORTH) -> bool:
         """Whether a group of so many requests could gain anything by company, if it came at once."""
-        return WORTH * self.fixed_s > sharing * self.per_row_s
+        return worth * self.fixed_s > sharing * self.per_row_s
 
     def measured(self, rows: int, seconds: float) -> None:
         """Learn from a run of at least one row."""
@@ -193,6 +193,7 @@ def wait_until(
     room: float | int,
     expected: Sequence[Expected],
     cost: ForwardCost,
+    worth: float = WORTH,
 ) -> float:
     """Say until when to wait for further members of a group; asked again after each arrival.
 
@@ -204,6 +205,7 @@ def wait_until(
         room: Rows that can still join.
         expected: Who is likely to come, the earliest first.
         cost: Of a forward.
+        worth: Seconds of one caller's time that a second of the device is worth.
 
     Returns:
         ``now`` to go at once, else a time not after ``bound``.
@@ -215,7 +217,7 @@ def wait_until(
         dues += each.due
         if each.due > bound or rows > room:
             break
-        saved = WORTH * count * cost.fixed_s - sharing * rows * cost.per_row_s
+        saved = worth * count * cost.fixed_s - sharing * rows * cost.per_row_s
         lost = waiting * (each.due - now) + count * each.due - dues
         if saved - lost > best:
             best, until = saved - lost, min(bound, each.due + each.patience_s)

@@ -45,7 +45,10 @@ class InferenceSpec(Spec):
     max_batch_size: int = Field(default=32, ge=1, le=4096)
     """Rows of one forward."""
     max_wait_ms: float = Field(default=5.0, ge=0.0)
-    """How long an idle replica waits for further rows after the first."""
+    """How long an idle replica waits for further rows after the first, at most: only while that is worth it."""
+    device_second_worth: float = Field(default=4.0, ge=1.0, le=1000.0)
+    """Seconds of a caller's waiting that a second of the device may cost. At 1 a replica waits only where callers have
+    their answers sooner for it, on average; more makes fewer and fuller forwards, and callers wait longer."""
     max_queued_rows: int = Field(default=1024, ge=1)
     """Rows that wait at most; further callers get a back-pressure error."""
     stack_heads: Literal["never", "auto", "always"] = "auto"

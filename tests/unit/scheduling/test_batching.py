@@ -137,6 +137,11 @@ def test_one_waits_for_another_while_it_comes_within_what_the_fixed_part_of_a_fo
     assert decide(due) == (due if waits else 0.0)
 
 
+def test_a_dearer_device_is_worth_a_longer_wait():
+    assert decide(0.011, worth=2 * WORTH) == 0.011
+    assert decide(0.021, worth=2 * WORTH) == 0.0
+
+
 def test_the_more_wait_the_sooner_they_go():
     assert decide(0.004, waiting=2) == 0.004
     assert decide(0.004, waiting=3) == 0.0
