@@ -10,18 +10,19 @@ from typing import Any, cast
 import numpy as np
 import ray
 import safetensors.numpy
+from ray import serve
 
 import joynexus
+from benchmarks.cluster.trace_tenants import NO_STORE
 from joynexus.actors import cluster
 from joynexus.actors.records import ENDED
 from joynexus.api import Service
 from joynexus.observability.usage_counts import usage_growth
-from joynexus.specs.service import PrefixStoreSpec, ServiceSpec
+from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import TenantSpec
 from joynexus.types import Array
 
 POLL_S = 0.2
-NO_STORE = PrefixStoreSpec(device_bytes=0, host_bytes=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +30,13 @@ class Way:
     """One way to run the trace."""
 
     name: str
-    is_shared: bool
-    """All tenants at once; else each alone."""
+    at_once: bool
+    """All tenants at the same time, so that the cores are as busy; else one after the other."""
     reuses: bool = True
     """Whether prefix features are kept, shipped with trajectories and taken in place of frames."""
     groups: bool = True
-    """Whether samples of several tenants may share a forward."""
+    """Whether samples of several tenants may share a forward. Without, nothing of one tenant's work serves another:
+    each takes the device as long as it would alone."""
     ships: bool = True
     """Whether trajectories may bring their features."""
 
@@ -43,7 +45,6 @@ class Way:
         training, inference = spec.training, spec.inference
         if not self.reuses:
             training = training.model_copy(update={"prefix_store": NO_STORE, "light_epochs": False})
-            inference = inference.model_copy(update={"prefix_store": NO_STORE})
         if not self.groups:
             training = training.model_copy(update={"max_group_samples": 1})
             inference = inference.model_copy(update={"max_batch_size": 1})
@@ -61,15 +62,16 @@ class Way:
         return TenantSpec.model_validate(found)
 
 
-SHARED = Way(name="shared", is_shared=True)
-ALONE = Way(name="isolated-with-our-reuse", is_shared=False)
-CONVENTIONAL = Way(name="isolated-conventional", is_shared=False, reuses=False)
+SHARED = Way(name="shared", at_once=True)
+ALONE = Way(name="isolated-with-our-reuse", at_once=True, groups=False)
+CONVENTIONAL = Way(name="isolated-conventional", at_once=True, groups=False, reuses=False)
+IN_TURN = Way(name="isolated-in-turn", at_once=False, groups=False)
+"""As ``ALONE``, but one tenant after the other: for wall times."""
 WITHOUT = (
-    Way(name="shared-without-reuse", is_shared=True, reuses=False),
-    Way(name="shared-without-shipping", is_shared=True, ships=False),
-    Way(name="shared-without-groups", is_shared=True, groups=False),
+    Way(name="shared-without-reuse", at_once=True, reuses=False),
+    Way(name="shared-without-shipping", at_once=True, ships=False),
 )
-"""The product with one mechanism switched off."""
+"""The product with one mechanism switched off; without groups it is ``ALONE``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +113,18 @@ class Outcome:
         return sum(int(engine["encoded"]) for engine in self.usage.values())
 
 
+def start(way: Way, spec: ServiceSpec, folder: Path) -> Service:
+    """Start a service for a way on the running Ray."""
+    return joynexus.start(way.service(spec), root=folder / way.name)
+
+
 @contextmanager
 def serving(way: Way, spec: ServiceSpec, folder: Path) -> Generator[Service]:
-    """Start a service for a way on the running Ray, and end it."""
-    wanted = way.service(spec)
+    """Start a service, and end it."""
     try:
-        yield joynexus.start(wanted, root=folder / way.name)
+        yield start(way, spec, folder)
     finally:
-        cluster.stop_service(wanted.service)
+        cluster.stop_service(way.name)
 
 
 def run(way: Way, service: Service, tenants: Sequence[TenantSpec]) -> Outcome:
@@ -126,7 +132,7 @@ def run(way: Way, service: Service, tenants: Sequence[TenantSpec]) -> Outcome:
     before = service.usage(fresh=True)
     began = time.monotonic()
     found: dict[str, TenantOutcome] = {}
-    for batch in [tenants] if way.is_shared else [[each] for each in tenants]:
+    for batch in [tenants] if way.at_once else [[each] for each in tenants]:
         found |= _run_batch(service, [way.tenant(each) for each in batch])
     makespan = time.monotonic() - began
     ((name, after),) = service.usage(fresh=True).items()
@@ -172,8 +178,9 @@ def jain(values: Sequence[float]) -> float:
 
 
 def start_ray() -> None:
-    """Start a Ray of this process's own with the two cores that the numbers are for."""
-    cluster.start_local_ray(service="trace", num_cpus=2)
+    """Start a Ray of this process's own, and Serve on it, for services that may be started side by side."""
+    cluster.start_local_ray(service="trace", num_cpus=4)
+    serve.start(proxy_location="Disabled")
 
 
 def stop_ray() -> None:
