@@ -134,13 +134,22 @@ def _way_row(outcome: Outcome, shared: Outcome) -> Row:
 
 
 def _tenant_row(name: str, found: Mapping[str, Outcome]) -> Row:
-    row: dict[str, Any] = {"tenant": name}
+    row: dict[str, Any] = {
+        "tenant": name,
+        "encoded per sample trained on": _encoded_per_sample(found[SHARED.name], name),
+    }
     for way in (SHARED, ALONE, CONVENTIONAL, IN_TURN):
         if way.name in found:
             outcome, short = found[way.name], way.name.removeprefix("isolated-")
             row |= {f"busy_s {short}": outcome.busy_of(name), f"wall_s {short}": outcome.tenants[name].wall_s}
             row |= {f"predict {key} {short}": value for key, value in _latency(outcome, name).items()}
     return row
+
+
+def _encoded_per_sample(outcome: Outcome, tenant: str) -> float:
+    """Return how often the trainer's backbone ran for a row that the tenant was trained on."""
+    training = outcome.usage["training"]
+    return training["prefixes"].get(tenant, {}).get("encoded", 0) / max(training["samples"].get(tenant, 0), 1)
 
 
 def _latency(outcome: Outcome, tenant: str) -> dict[str, float | None]:
