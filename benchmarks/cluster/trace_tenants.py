@@ -37,10 +37,13 @@ def service_spec() -> ServiceSpec:
     """Return the quick start's service, with replicas that keep no features and progress that is told at once.
 
     Simulators hardly ever show a frame twice in one run, but they do in the next run of the same seeds, which would
-    then seem cheaper. A second of the accelerator is taken to be worth a minute of a simulator.
+    then seem cheaper. A second of the accelerator is taken to be worth a minute of a simulator, and a simulator may be
+    kept waiting for about as long as it takes for its next chunk.
     """
     spec = load_service(QUICKSTART / "service.yaml")
-    inference = spec.inference.model_copy(update={"prefix_store": NO_STORE, "device_second_worth": 60.0})
+    inference = spec.inference.model_copy(
+        update={"prefix_store": NO_STORE, "device_second_worth": 60.0, "max_wait_ms": 250.0}
+    )
     return spec.model_copy(update={"inference": inference, "health": HealthSpec(period_s=0.3)})
 
 
