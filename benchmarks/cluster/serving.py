@@ -1,6 +1,6 @@
 """What serving costs on top of the engine: one call, many callers, and a neighbour's publications.
 
-python -m benchmarks.cluster.serving --json out.json
+Run it with ``python -m benchmarks.cluster.serving --json out.json``.
 """
 
 import asyncio
