@@ -12,8 +12,8 @@ from joynexus.types import Observation
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
 PUBLICATIONS = 10
-CALLS = 60
-"""Predictions of each half of a round: one beside a publication, one in quiet. A publication every half second."""
+CALLS = 30
+"""Predictions of each half of a round: one beside a publication, one in quiet."""
 ATTEMPTS = 3
 """Other processes of the machine disturb a tail of milliseconds; they do not disturb it three times in a row."""
 
