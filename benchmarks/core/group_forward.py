@@ -18,6 +18,7 @@ from benchmarks.harness import Benchmark, Measured, Options, Row, Study, clock_f
 from joynexus.models.backbone import Backbone
 from joynexus.models.policy import prepare_prefix
 from joynexus.models.prefix import PrefixBatch
+from joynexus.testing.model_inputs import UNCHANGED
 
 GROUPED, ALONE = "grouped", "alone"
 SIGNATURE = "benchmark"
@@ -162,7 +163,7 @@ def _forward(
     parts: list[PrefixBatch] = []
     for tenant in range(point.tenants):
         seen = world.observation(point.scene, point.batch, seed=seed + tenant)
-        parts.append(prepare_prefix(backbone, policy, seen).to(backbone.device))
+        parts.append(prepare_prefix(backbone, policy, seen, UNCHANGED).to(backbone.device))
     single = world.without_dummies(backbone, point.batch)
 
     def grouped() -> list[Tensor]:

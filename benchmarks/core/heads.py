@@ -31,6 +31,7 @@ from joynexus.models.stacked import StackedModule
 from joynexus.specs.action_module import ActionModuleSpec, FlowMatchingModuleSpec, GaussianModuleSpec, OftModuleSpec
 from joynexus.specs.algorithm import OptimizerSpec
 from joynexus.specs.service import InferenceSpec
+from joynexus.testing.model_inputs import UNCHANGED
 from joynexus.training.optimizer import TenantOptimizer
 from joynexus.types import ActionChunk, PolicySnapshot, PredictRequest
 
@@ -232,7 +233,7 @@ def _served(name: str, index: int, backbone: Backbone, seed: int) -> ServedPolic
 
 
 def _features(backbone: Backbone, served: ServedPolicy, rows: int, seed: int) -> PrefixFeatures:
-    prefix = prepare_prefix(backbone, served.policy, world.observation(SHORT, rows, seed=seed))
+    prefix = prepare_prefix(backbone, served.policy, world.observation(SHORT, rows, seed=seed), UNCHANGED)
     features = backbone.prefix(prefix.to(backbone.device), served.parts.signature)
     return replace(features, keys=(), values=())
 

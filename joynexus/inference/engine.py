@@ -183,7 +183,7 @@ class InferenceEngine:
         try:
             served = self._policies.find(request.tenant, request.version)
             check_seeds(request)
-            prefix = prepare_prefix(self._backbone, served.policy, request.observation)
+            prefix = prepare_prefix(self._backbone, served.policy, request.observation, served.parts.normalizer)
             check_state(request)
             keys = prefix_keys(prefix, served.parts.signature)
         except JoyNexusError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from joynexus.errors import InvalidBatchError, SpecError
@@ -19,6 +19,7 @@ from joynexus.models.backbone import Backbone
 from joynexus.models.normalizer import PolicyNormalizer
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
 from joynexus.models.prefix_store import PrefixStore
+from joynexus.models.prompts import render_prompts
 from joynexus.specs.signature import PrefixLayout, prefix_layout
 from joynexus.specs.tenant import ObservationSpec, PolicySpec
 from joynexus.types import Array, Observation, PolicyStats
@@ -93,13 +94,16 @@ def build_policy(policy: PolicySpec, backbone: Backbone, *, seed: int, stats: Po
     )
 
 
-def prepare_prefix(backbone: Backbone, policy: PolicySpec, observation: Observation) -> PrefixBatch:
+def prepare_prefix(
+    backbone: Backbone, policy: PolicySpec, observation: Observation, normalizer: PolicyNormalizer
+) -> PrefixBatch:
     """Turn observations into what the backbone sees.
 
     Args:
         backbone: Gives the tokenizer.
         policy: Gives cameras, image size, prompt template and token bucket.
         observation: At least one row. Frames that ``image_mask`` hides are blanked, whatever they hold.
+        normalizer: The policy's own, for prompts that hold the state.
 
     Returns:
         The rows, in host memory: they are hashed there, and only what the store lacks goes to the device.
@@ -109,7 +113,10 @@ def prepare_prefix(backbone: Backbone, policy: PolicySpec, observation: Observat
             longer than the token bucket.
     """
     check_observation(policy.observation, observation)
-    tokens, token_mask = tokenize(backbone, policy.observation, observation.instructions)
+    states = None
+    if policy.observation.state_in_prompt:
+        states = normalizer.state(torch.tensor(observation.state, device=backbone.device)).cpu().numpy()
+    tokens, token_mask = tokenize(backbone, policy.observation, observation.instructions, states)
     images = np.where(observation.image_mask[..., None, None, None], observation.images, np.uint8(0))
     return PrefixBatch(
         images=torch.from_numpy(images),
@@ -120,20 +127,20 @@ def prepare_prefix(backbone: Backbone, policy: PolicySpec, observation: Observat
 
 
 def tokenize(
-    backbone: Backbone, spec: ObservationSpec, instructions: Sequence[str]
+    backbone: Backbone, spec: ObservationSpec, instructions: Sequence[str], states: Float32[Array, "b s"] | None
 ) -> tuple[Int64[Tensor, "b l"], Bool[Tensor, "b l"]]:
-    """Turn instructions into the tokens of their prompts, and the mask of the real ones.
+    """Turn instructions, and states where the prompt holds them, into tokens, and the mask of the real ones.
 
     Args:
         backbone: Gives the tokenizer.
         spec: Gives prompt template and token bucket.
         instructions: One per row.
+        states: Normalised, see :func:`joynexus.models.prompts.render_prompts`.
 
     Raises:
         InvalidBatchError: If a prompt is longer than the token bucket.
     """
-    prompts = [spec.prompt_template.replace("{instruction}", text) for text in instructions]
-    return backbone.tokenize(prompts, spec.max_prompt_tokens)
+    return backbone.tokenize(render_prompts(spec, instructions, states), spec.max_prompt_tokens)
 
 
 def check_observation(spec: ObservationSpec, observation: Observation, *, needs_frames: bool = True) -> None:

@@ -32,12 +32,22 @@ class PrefixLayout(Spec):
     history: int = 1
     """Observations per prefix."""
     state_dim: int | None
-    """Only where the state enters the prefix."""
+    """Only where the state enters the prefix: through the backbone, or in the prompt."""
+    state_bins: int | None = None
+    """Only where the prompt holds the state."""
+    instruction_cleanup: str | None = None
+    """None where instructions are taken as they are."""
 
     @property
     def signature(self) -> str:
         """Schema signature: 64 hexadecimal digits."""
-        return hashlib.sha256(canonical_json(self.model_dump(mode="json")).encode()).hexdigest()
+        fields = self.model_dump(mode="json")
+        described = {name: each for name, each in fields.items() if name not in _LATER or each is not None}
+        return hashlib.sha256(canonical_json(described).encode()).hexdigest()
+
+
+_LATER = ("state_bins", "instruction_cleanup")
+"""Fields that came later: where they say nothing, signatures stay what they were before them."""
 
 
 def canonical_json(value: object) -> str:
@@ -61,7 +71,9 @@ def prefix_layout(backbone: BackboneSpec, observation: ObservationSpec) -> Prefi
         image_size=observation.image_size if observation.cameras else None,
         prompt_template=observation.prompt_template,
         max_prompt_tokens=observation.max_prompt_tokens,
-        state_dim=observation.state_dim if backbone.state_in_prefix else None,
+        state_dim=observation.state_dim if backbone.state_in_prefix or observation.state_in_prompt else None,
+        state_bins=observation.state_bins if observation.state_in_prompt else None,
+        instruction_cleanup=None if observation.instruction_cleanup == "none" else observation.instruction_cleanup,
     )
 
 

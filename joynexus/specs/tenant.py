@@ -27,7 +27,18 @@ class ObservationSpec(Spec):
     max_prompt_tokens: int = Field(default=32, ge=1, le=4096)
     """Token bucket: prompts are padded to it, longer ones are refused, so that neighbours can't change a length."""
     prompt_template: str = "{instruction}"
-    """The prompt; ``{instruction}`` stands for the task's own."""
+    """The prompt; ``{instruction}`` stands for the task's own, ``{state}`` for the normalised state as bin numbers."""
+    state_bins: int = Field(default=256, ge=2, le=65536)
+    """Bins over [-1, 1] of each number of ``{state}``; -1 stands for what is below, the last one for what is above."""
+    instruction_cleanup: Literal["none", "final_newline", "one_line"] = "none"
+    """What is done to an instruction first. ``final_newline``: one line break at its end is dropped, as the template
+    gives its own (SmolVLA, π0). ``one_line``: blanks around it are dropped, underscores and line breaks become blanks
+    (π0.5)."""
+
+    @property
+    def state_in_prompt(self) -> bool:
+        """Whether the prompt, and with it the prefix, holds the state."""
+        return "{state}" in self.prompt_template
 
     @model_validator(mode="after")
     def _check(self) -> "ObservationSpec":
@@ -35,6 +46,8 @@ class ObservationSpec(Spec):
             raise ValueError(f"cameras {list(self.cameras)} name one camera twice")
         if "{instruction}" not in self.prompt_template:
             raise ValueError(f"prompt_template {self.prompt_template!r} lacks '{{instruction}}'")
+        if self.state_in_prompt and self.state_dim == 0:
+            raise ValueError(f"prompt_template {self.prompt_template!r} has '{{state}}', state_dim is 0")
         return self
 
 

@@ -5,10 +5,13 @@ import torch
 
 from joynexus.models.action_module import ModuleDims
 from joynexus.models.backbone import Backbone
+from joynexus.models.normalizer import PolicyNormalizer
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
 from joynexus.specs.tenant import ObservationSpec
 from joynexus.types import Observation
 
+UNCHANGED = PolicyNormalizer(None, "identity")
+"""Leaves states and actions as they are: for policies without statistics."""
 WORDS = ("pick", "place", "push", "the", "red", "blue", "cube", "cup", "left", "on")
 
 

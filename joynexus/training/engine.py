@@ -176,7 +176,7 @@ class TrainingEngine:
         """
         seen = self._slot(tenant).policy.observation
         try:
-            tokenize(self._backbone, seen, instructions)
+            tokenize(self._backbone, seen, instructions, None)  # whatever the state will be
         except InvalidBatchError as error:
             raise InvalidBatchError(f"tenant {tenant!r}: {error}") from error
 

@@ -115,7 +115,7 @@ def _prepare_features(member: Member, batch: TrainingBatch, backbone: Backbone) 
             member.features = given.features
             return
         member.given, seen = given, seen.rows(np.flatnonzero(~given.rows))
-    member.prefix = prepare_prefix(backbone, slot.policy, seen)
+    member.prefix = prepare_prefix(backbone, slot.policy, seen, member.state.parts.normalizer)
     member.keys = prefix_keys(member.prefix, slot.signature)
 
 

@@ -13,6 +13,7 @@ from benchmarks.core.world import SHORT, Scene, Trainer
 from benchmarks.harness import Options
 from joynexus.models.backbone import Backbone
 from joynexus.models.policy import prepare_prefix
+from joynexus.testing.model_inputs import UNCHANGED
 
 TINY = Scene(name="tiny", cameras=2, side=64, text_tokens=12)
 OPTIONS = Options(quick=True, extra={"backbone": "qwen3vl-tiny"})
@@ -31,7 +32,7 @@ def kv_policy(backbone: Backbone) -> world.PolicySpec:
 
 def test_the_qwen_like_backbone_gives_all_that_a_backbone_gives(backbone: Backbone) -> None:
     seen = world.observation(TINY, 3, seed=1)
-    batch = prepare_prefix(backbone, kv_policy(backbone), seen)
+    batch = prepare_prefix(backbone, kv_policy(backbone), seen, UNCHANGED)
     features = backbone.prefix(batch, "s")
     layers, heads, head_dim = backbone.kv_shape
     assert features.hidden.shape == (3, TINY.length, backbone.hidden_dim)
@@ -52,9 +53,9 @@ def test_the_qwen_like_backbone_gives_all_that_a_backbone_gives(backbone: Backbo
 def test_an_image_and_a_word_change_the_features(backbone: Backbone) -> None:
     policy = kv_policy(backbone)
     seen = world.observation(TINY, 1, seed=1)
-    plain = backbone.prefix(prepare_prefix(backbone, policy, seen), "s").hidden
+    plain = backbone.prefix(prepare_prefix(backbone, policy, seen, UNCHANGED), "s").hidden
     for other in (replace(seen, images=255 - seen.images), replace(seen, instructions=("lift it",))):
-        assert not torch.equal(plain, backbone.prefix(prepare_prefix(backbone, policy, other), "s").hidden)
+        assert not torch.equal(plain, backbone.prefix(prepare_prefix(backbone, policy, other, UNCHANGED), "s").hidden)
 
 
 def test_the_kv_expert_reads_keys_and_values_and_learns(backbone: Backbone) -> None:

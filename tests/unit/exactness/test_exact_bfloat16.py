@@ -27,6 +27,7 @@ from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.backbone import LiteBackboneSpec
 from joynexus.specs.service import InferenceSpec, TrainingSpec
 from joynexus.specs.tenant import ActionSpec, ObservationSpec, PolicySpec
+from joynexus.testing.model_inputs import UNCHANGED
 from joynexus.testing.tiny import TINY_SMOLVLM
 from joynexus.training.engine import TrainingEngine
 from joynexus.types import ActionChunk, Observation, PredictRequest, TrainingBatch, TrainingCall
@@ -76,7 +77,7 @@ def batch(rows: int, content: int) -> TrainingBatch:
 
 def features(name: str, dtype: str, seen: Observation) -> PrefixFeatures:
     backbone = backbone_of(name, dtype)
-    return backbone.prefix(prepare_prefix(backbone, policy("oft"), seen).to(backbone.device), "s")
+    return backbone.prefix(prepare_prefix(backbone, policy("oft"), seen, UNCHANGED).to(backbone.device), "s")
 
 
 @cache

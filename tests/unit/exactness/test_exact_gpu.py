@@ -17,6 +17,7 @@ from joynexus.inference.engine import InferenceEngine
 from joynexus.models.backbone import Backbone, load_backbone
 from joynexus.models.policy import prepare_prefix
 from joynexus.specs.service import InferenceSpec, TrainingSpec
+from joynexus.testing.model_inputs import UNCHANGED
 from joynexus.testing.tiny import TINY_SMOLVLM
 from joynexus.training.engine import TrainingEngine
 
@@ -74,6 +75,6 @@ def test_acting_beside_others_equals_acting_alone(backbone: Backbone, mode: str)
 def test_features_are_near_those_of_a_cpu() -> None:
     gpu, spec = load_backbone(TINY_SMOLVLM, "cuda"), policy()
     seen = batch(5, 1).observation
-    here = cpu_backbone().prefix(prepare_prefix(cpu_backbone(), spec, seen), "s").hidden
-    there = gpu.prefix(prepare_prefix(gpu, spec, seen).to(gpu.device), "s").hidden.cpu()
+    here = cpu_backbone().prefix(prepare_prefix(cpu_backbone(), spec, seen, UNCHANGED), "s").hidden
+    there = gpu.prefix(prepare_prefix(gpu, spec, seen, UNCHANGED).to(gpu.device), "s").hidden.cpu()
     np.testing.assert_allclose(there, here, rtol=BETWEEN_DEVICES, atol=BETWEEN_DEVICES)

@@ -30,6 +30,7 @@ from joynexus.models.policy import prepare_prefix
 from joynexus.models.prefix import to_arrays
 from joynexus.specs.signature import prefix_layout
 from joynexus.specs.tenant import PolicySpec
+from joynexus.testing.model_inputs import UNCHANGED
 from joynexus.training.engine import TrainingEngine
 from joynexus.training.losses import LOSSES, LossFunction, LossInputs, LossRows
 from joynexus.types import Array, Loss, TrainingBatch, TrainingCall, TrainingResult
@@ -267,7 +268,7 @@ def _with_features(data: TrainingBatch, plan: Plan, move: Move) -> TrainingBatch
 def _features(tokens: int, rows: int, content: int) -> Any:
     seen, spec = batch(rows, content).observation, policy(tokens=tokens)
     signature = prefix_layout(backbone().spec, spec.observation).signature
-    return backbone().prefix(prepare_prefix(backbone(), spec, seen), signature)
+    return backbone().prefix(prepare_prefix(backbone(), spec, seen, UNCHANGED), signature)
 
 
 def _answer(future: "Future[TrainingResult] | Exception") -> tuple[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from joynexus.inference.encode_rates import WINDOW_ROWS, EncodeRates
 from joynexus.models.policy import prepare_prefix
 from joynexus.models.prefix import from_arrays
+from joynexus.testing.model_inputs import UNCHANGED
 from joynexus.types import ActionChunk, PredictRequest
 
 
@@ -26,7 +27,7 @@ def test_an_answer_carries_the_features_of_its_own_rows(engine, backbone, snapsh
     for answer, request in ((first, requests[0]), (shared, requests[2])):
         assert len(answer.features) == 2
         found = from_arrays(answer.features, torch.device("cpu"))
-        prefix = prepare_prefix(backbone, published[0].policy, request.observation)
+        prefix = prepare_prefix(backbone, published[0].policy, request.observation, UNCHANGED)
         expected = backbone.prefix(prefix, engine.signature_of("a"))
         assert found.signature == expected.signature
         for mine, theirs in zip(

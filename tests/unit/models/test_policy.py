@@ -13,7 +13,7 @@ from joynexus.specs.action_module import OftModuleSpec
 from joynexus.specs.backbone import LiteBackboneSpec
 from joynexus.specs.service import PrefixStoreSpec
 from joynexus.specs.tenant import ActionSpec, ObservationSpec, PolicySpec
-from joynexus.testing.model_inputs import fake_observation
+from joynexus.testing.model_inputs import UNCHANGED, fake_observation
 from joynexus.types import NormalizationStats, Observation, PolicyStats
 
 torch.set_num_threads(1)
@@ -33,12 +33,12 @@ def action_stats(width):
 
 
 def keys_of(backbone, policy, observation, signature="s"):
-    return prefix_keys(prepare_prefix(backbone, policy, observation), signature)
+    return prefix_keys(prepare_prefix(backbone, policy, observation, UNCHANGED), signature)
 
 
 def test_the_template_wraps_each_instruction_and_braces_in_it_are_harmless(tiny, policy):
     observation = change(fake_observation(policy.observation, 1), instructions=("{0} {x}",))
-    batch = prepare_prefix(tiny, policy, observation)
+    batch = prepare_prefix(tiny, policy, observation, UNCHANGED)
     expected, _ = tiny.tokenize(["do {0} {x} now"], 24)
     assert torch.equal(batch.tokens, expected)
 
@@ -47,7 +47,7 @@ def test_read_only_arrays_are_taken(tiny, policy):
     observation = fake_observation(policy.observation, 2)
     for each in (observation.images, observation.image_mask, observation.state):
         each.setflags(write=False)
-    assert len(prepare_prefix(tiny, policy, observation)) == 2
+    assert len(prepare_prefix(tiny, policy, observation, UNCHANGED)) == 2
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_read_only_arrays_are_taken(tiny, policy):
 )
 def test_wrong_observations_are_refused_by_name(tiny, policy, fields, message):
     with pytest.raises(InvalidBatchError, match=message):
-        prepare_prefix(tiny, policy, change(fake_observation(policy.observation, 2), **fields))
+        prepare_prefix(tiny, policy, change(fake_observation(policy.observation, 2), **fields), UNCHANGED)
 
 
 def test_no_rows_are_refused(tiny, policy):
     with pytest.raises(InvalidBatchError, match="there are no rows"):
-        prepare_prefix(tiny, policy, fake_observation(policy.observation, 1).rows([]))
+        prepare_prefix(tiny, policy, fake_observation(policy.observation, 1).rows([]), UNCHANGED)
 
 
 def test_keys_follow_content_and_nothing_else(tiny, policy):
@@ -102,7 +102,7 @@ def test_what_is_behind_a_masked_camera_does_not_matter(tiny, policy):
 
 def test_encode_computes_each_content_once_and_only_what_is_missing(tiny, policy):
     one = fake_observation(policy.observation, 3)
-    rows = prepare_prefix(tiny, policy, one.rows([0, 1, 0, 2]))
+    rows = prepare_prefix(tiny, policy, one.rows([0, 1, 0, 2]), UNCHANGED)
     keys, store = prefix_keys(rows, "s"), PrefixStore(PrefixStoreSpec())
     before = tiny.num_encoded
     first, count = encode(tiny, store, rows, keys, "s")
@@ -120,7 +120,7 @@ def test_encode_computes_each_content_once_and_only_what_is_missing(tiny, policy
 
 
 def test_encoded_rows_may_be_changed_without_touching_the_store(tiny, policy):
-    rows = prepare_prefix(tiny, policy, fake_observation(policy.observation, 1))
+    rows = prepare_prefix(tiny, policy, fake_observation(policy.observation, 1), UNCHANGED)
     keys, store = prefix_keys(rows, "s"), PrefixStore(PrefixStoreSpec())
     clean = encode(tiny, store, rows, keys, "s")[0].hidden.clone()
     for _ in range(2):
@@ -130,7 +130,7 @@ def test_encoded_rows_may_be_changed_without_touching_the_store(tiny, policy):
 
 
 def test_encode_works_without_a_store_and_with_one_that_is_too_small(tiny, policy):
-    rows = prepare_prefix(tiny, policy, fake_observation(policy.observation, 2))
+    rows = prepare_prefix(tiny, policy, fake_observation(policy.observation, 2), UNCHANGED)
     keys = prefix_keys(rows, "s")
     small = PrefixStore(PrefixStoreSpec(device_bytes=100, host_bytes=0))
     for store in (None, small):
@@ -172,7 +172,7 @@ def test_hashing_costs_little_beside_a_forward() -> None:
         action=ActionSpec(dim=2, horizon=4, num_action_steps=2, normalization="identity"),
         action_module=OftModuleSpec(),
     )
-    rows = prepare_prefix(lite, policy, fake_observation(spec, 2))
+    rows = prepare_prefix(lite, policy, fake_observation(spec, 2), UNCHANGED)
     ratios: list[float] = []
     for _ in range(3):
         began = time.thread_time()

@@ -16,6 +16,7 @@ from joynexus.models.policy import prefix_keys, prepare_prefix
 from joynexus.specs.contract import InterfaceContract
 from joynexus.specs.data import DatasetSpec
 from joynexus.specs.tenant import TenantSpec
+from joynexus.testing.model_inputs import UNCHANGED
 from joynexus.training.engine import TrainingEngine
 from joynexus.training.light_items import LightItems
 from joynexus.training.runtime import TrainingRuntime
@@ -219,7 +220,7 @@ def test_a_tenant_beside_it_changes_nothing(tmp_path: Path) -> None:
 
 
 def keyed(full: TrainingBatch) -> list[bytes]:
-    prefix = prepare_prefix(backbone(), policy(), full.observation)
+    prefix = prepare_prefix(backbone(), policy(), full.observation, UNCHANGED)
     return prefix_keys(prefix, "s")
 
 

@@ -28,6 +28,7 @@ from joynexus.models.action_module import ActionModule, Decision, Evaluation, Mo
 from joynexus.models.policy import encode, prefix_keys, prepare_prefix
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.action_module import GaussianModuleSpec
+from joynexus.testing.model_inputs import UNCHANGED
 from joynexus.training.losses import LOSSES, MAX_LOG_RATIO, LossInputs, find_loss
 from joynexus.training.validation import counted_rows
 from joynexus.types import Loss
@@ -247,7 +248,7 @@ def test_ppo_learns_to_prefer_the_better_decision() -> None:
 
     def score() -> torch.Tensor:
         slot = trainer._slot("a")
-        prefix = prepare_prefix(backbone(), slot.policy, data.observation)
+        prefix = prepare_prefix(backbone(), slot.policy, data.observation, UNCHANGED)
         features, _ = encode(backbone(), None, prefix, prefix_keys(prefix, slot.signature), slot.signature)
         state = torch.tensor(data.observation.state)
         assert state.shape == (8, STATE_DIM)
