@@ -24,29 +24,37 @@ class ActionModuleSpec(Component):
 
 
 class OftModuleSpec(ActionModuleSpec):
-    """OpenVLA-OFT style: pooled prefix and state through an MLP to the whole chunk, L1 loss.
+    """OpenVLA-OFT style: prefix tokens and state through an MLP to the whole chunk, L1 loss.
 
-    Kim et al. 2025, https://arxiv.org/abs/2502.19645.
+    Kim et al. 2025, https://arxiv.org/abs/2502.19645. ``reads: queries`` is StarVLA's QwenOFT: the prompt holds one
+    action token per step of the chunk, and the MLP turns the hidden state of each into one action.
     """
 
     implementation: ClassVar[str] = "joynexus.models.action_modules.oft:OftModule"
     type: Literal["oft"] = "oft"
+    reads: Literal["prefix", "queries"] = "prefix"
+    """``prefix``: all tokens, each in a place of its own, and the state. ``queries``: the action tokens of the prompt
+    alone, one per step of the chunk; a state that is to count is in the prompt."""
+    query_tail: int = Field(default=0, ge=0, le=4096)
+    """With ``queries``: real tokens behind the last action token, to the end of the prompt."""
     hidden_dim: int = Field(default=256, ge=8, le=8192)
     """Width of the MLP."""
     num_layers: int = Field(default=2, ge=1, le=16)
-    """Hidden layers of the MLP."""
+    """Hidden layers of the MLP; with ``queries`` its residual blocks."""
     token_dim: int = Field(default=32, ge=1, le=1024)
     """Each prefix token is projected to this width and kept apart, so that positions survive the pooling."""
     max_prefix_tokens: int = Field(default=64, ge=1, le=4096)
-    """Longest prefix that the module reads; longer ones are refused."""
+    """Longest prefix that the module reads; longer ones are refused. ``queries`` read any."""
 
     def num_parameters(self, *, prefix_dim: int, state_dim: int, action_dim: int, horizon: int) -> int:  # noqa: D102
+        if self.reads == "queries":
+            return (prefix_dim + self.num_layers * self.hidden_dim + action_dim) * self.hidden_dim
         inputs = self.token_dim * self.max_prefix_tokens + state_dim
         body = inputs * self.hidden_dim + (self.num_layers - 1) * self.hidden_dim**2
         return prefix_dim * self.token_dim + body + self.hidden_dim * action_dim * horizon
 
     def longest_prefix(self) -> int | None:  # noqa: D102
-        return self.max_prefix_tokens
+        return None if self.reads == "queries" else self.max_prefix_tokens
 
 
 class FlowMatchingModuleSpec(ActionModuleSpec):
