@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from joynexus.specs.action_module import AnyActionModule
+from joynexus.specs.adapter import AdapterSpec
 from joynexus.specs.algorithm import AnyAlgorithm, OptimizerSpec
 from joynexus.specs.base import Name, Resources, Spec
 from joynexus.specs.contract import GripperSign, PolicyInterface
@@ -82,6 +83,8 @@ class PolicySpec(Spec):
     observation: ObservationSpec
     action: ActionSpec
     action_module: AnyActionModule
+    adapter: AdapterSpec | None = None
+    """Low-rank changes of the backbone, trained with the action module; without, the backbone stays as it is."""
 
     @property
     def interface(self) -> PolicyInterface:
