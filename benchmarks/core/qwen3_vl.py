@@ -144,7 +144,7 @@ class Qwen3VlBackbone(Backbone):
             signature=signature,
         )
 
-    def extend(self, prefix: PrefixFeatures, tokens: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
+    def extend(self, prefix: PrefixFeatures, tokens: Float[Tensor, "b m d"]) -> PrefixFeatures:
         """Refuse: no benchmark pushes a tenant's tokens through."""
         raise NotImplementedError("the benchmarks' Qwen3-VL extends nothing.")
 

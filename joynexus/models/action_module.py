@@ -7,12 +7,13 @@ from nothing else: neighbours, their number and their order can't change a tenan
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from joynexus.errors import SpecError
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.action_module import ActionModuleSpec
 from joynexus.specs.registry import load_implementation
@@ -26,6 +27,36 @@ class ModuleDims:
     state_dim: int
     action_dim: int
     horizon: int
+    kv_shape: tuple[int, int, int] = (0, 0, 0)
+    """Of the backbone: layers that give K/V, their K/V heads and the width of a head."""
+    num_heads: int = 0
+    """Query heads of the backbone's language model; 0 where it has none."""
+
+
+@runtime_checkable
+class FrozenLayers(Protocol):
+    """What a module may use of the shared backbone beyond its answer: every backbone is one."""
+
+    def extend(self, prefix: PrefixFeatures, tokens: Float[Tensor, "b m d"]) -> PrefixFeatures:
+        """Push a tenant's own tokens through the frozen layers behind a prefix, with gradient to ``tokens``."""
+        ...
+
+
+class FrozenReference:
+    """Holds the frozen layers where neither a state dict, a parameter list nor a pickle looks.
+
+    A deep copy of a module shares them: a replica's tenants stand on one backbone.
+    """
+
+    def __init__(self, layers: FrozenLayers | None = None) -> None:
+        self.layers = layers
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "FrozenReference":
+        del memo
+        return self
+
+    def __reduce__(self) -> "tuple[type[FrozenReference], tuple[()]]":
+        return FrozenReference, ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +86,8 @@ class ActionModule(nn.Module, ABC):
 
     reads_keys_values: ClassVar[bool] = True
     """Whether it looks at keys and values of the prefix; where not, they are not copied for it."""
+    extends_prefix: ClassVar[bool] = False
+    """Whether it pushes tokens of its own through the frozen layers; see :meth:`attach`."""
     stacks: ClassVar[bool] = False
     """Whether ``act`` may run for several tenants at once, see :mod:`joynexus.models.stacked`: beyond its linear layers
     and layer norms it works row by row, rounds a row alike wherever it stands (see
@@ -65,6 +98,29 @@ class ActionModule(nn.Module, ABC):
         super().__init__()
         self.spec = spec
         self.dims = dims
+        self._frozen = FrozenReference()
+
+    def attach(self, frozen: FrozenLayers) -> None:
+        """Let a module that ``extends_prefix`` use the frozen layers; they do not become a part of it."""
+        self._frozen = FrozenReference(frozen)
+
+    @property
+    def frozen(self) -> FrozenLayers:
+        """The frozen layers that the module stands on.
+
+        Raises:
+            SpecError: If it was built beside no backbone.
+        """
+        if self._frozen.layers is None:
+            raise SpecError(
+                f"action module {self.spec.type!r}: it needs the backbone's layers and has none. "
+                "Build it with build_policy, or attach the backbone."
+            )
+        return self._frozen.layers
+
+    def kv_layers_needed(self) -> int:
+        """Return how many layers of keys and values it reads; asked only where ``reads_keys_values``."""
+        return 1
 
     @abstractmethod
     def reset_parameters(self, generator: torch.Generator) -> None:

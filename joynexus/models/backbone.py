@@ -27,6 +27,8 @@ class Backbone(nn.Module, ABC):
     """Width of ``PrefixFeatures.hidden``."""
     kv_shape: tuple[int, int, int] = (0, 0, 0)
     """Layers that give K/V, their K/V heads and the width of a head; no layers where it keeps none."""
+    num_heads: int = 0
+    """Query heads of the language layers; 0 where it keeps no K/V."""
     num_encoded: int
     """Rows encoded since the start, dummies not counted."""
     num_forwards: int
@@ -50,8 +52,16 @@ class Backbone(nn.Module, ABC):
         """Encode rows of one signature, without gradient."""
 
     @abstractmethod
-    def extend(self, prefix: PrefixFeatures, tokens: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
-        """Push a tenant's own tokens through the frozen layers behind a cached prefix, with gradient to ``tokens``.
+    def extend(self, prefix: PrefixFeatures, tokens: Float[Tensor, "b m d"]) -> PrefixFeatures:
+        """Push a tenant's own tokens through the frozen layers behind a cached prefix.
+
+        Args:
+            prefix: Features with K/V, from :meth:`prefix`.
+            tokens: Embeddings, cast to the backbone's type. Each sees all of the prefix that is not padded and all
+                the other ``m``; the prefix sees none of them, so its own rows stay as they were.
+
+        Returns:
+            The prefix grown by ``m`` positions, whose hidden states, keys and values carry gradient to ``tokens``.
 
         Raises:
             NotImplementedError: If the backbone keeps no keys and values.

@@ -7,6 +7,7 @@ Both build the same parts with :func:`build_policy`, turn observations into a :c
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -63,6 +64,8 @@ def module_dims(policy: PolicySpec, backbone: Backbone) -> ModuleDims:
         state_dim=policy.observation.state_dim,
         action_dim=policy.action.dim,
         horizon=policy.action.horizon,
+        kv_shape=backbone.kv_shape,
+        num_heads=backbone.num_heads,
     )
 
 
@@ -80,12 +83,16 @@ def build_policy(policy: PolicySpec, backbone: Backbone, *, seed: int, stats: Po
 
     Raises:
         SpecError: If the normalisation needs statistics and there are none, if the statistics have another width
-            than state or action, or if the prefix is longer than the module reads.
+            than state or action, if the prefix is longer than the module reads, or if the backbone keeps fewer
+            layers of keys and values than it reads.
     """
     _check_prefix(policy, backbone)
     _check_stats(policy, stats)
     layout = prefix_layout(backbone.spec, policy.observation)
     module = build_action_module(policy.action_module, module_dims(policy, backbone), seed=seed)
+    _check_layers(policy, module, backbone)
+    if module.extends_prefix:
+        module.attach(backbone)
     return PolicyParts(
         module=module.to(backbone.device),
         normalizer=PolicyNormalizer(stats, policy.action.normalization, backbone.device),
@@ -113,9 +120,10 @@ def prepare_prefix(
             longer than the token bucket.
     """
     check_observation(policy.observation, observation)
-    states = None
-    if policy.observation.state_in_prompt:
-        states = normalizer.state(torch.tensor(observation.state, device=backbone.device)).cpu().numpy()
+    states: Array | None = None
+    if policy.observation.state_in_prompt:  # normalised where training and acting do it, so that bins agree
+        normalized = normalizer.state(torch.tensor(observation.state, device=backbone.device))
+        states = cast("Array", normalized.cpu().numpy())
     tokens, token_mask = tokenize(backbone, policy.observation, observation.instructions, states)
     images = np.where(observation.image_mask[..., None, None, None], observation.images, np.uint8(0))
     return PrefixBatch(
@@ -238,6 +246,16 @@ def _check_prefix(policy: PolicySpec, backbone: Backbone) -> None:
             f"action_module {policy.action_module.type!r}: the prefix has {length} tokens ({len(seen.cameras)} cameras "
             f"and {seen.max_prompt_tokens} prompt tokens), the module reads {limit}. "
             f"Raise max_prefix_tokens to {length}, or take fewer or smaller frames."
+        )
+
+
+def _check_layers(policy: PolicySpec, module: ActionModule, backbone: Backbone) -> None:
+    needed, kept = module.kv_layers_needed() if module.reads_keys_values else 0, backbone.kv_shape[0]
+    if kept < needed:
+        raise SpecError(
+            f"action_module {policy.action_module.type!r}: it reads the keys and values of {needed} layers, backbone "
+            f"{policy.backbone!r} ({backbone.spec.type}) keeps {kept}. Take a backbone that keeps them, or another "
+            "module."
         )
 
 

@@ -129,6 +129,24 @@ class PrefixFeatures:
             signature=self.signature,
         )
 
+    def grow(
+        self, hidden: Float[Tensor, "b m d"], keys: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> "PrefixFeatures":
+        """Return the same rows with ``m`` more positions behind them, none of them padding.
+
+        Args:
+            hidden: Of the new positions.
+            keys: Per layer, of old and new positions, [b, k, p + m, e].
+            values: As the keys.
+        """
+        return PrefixFeatures(
+            hidden=torch.cat([self.hidden, hidden], dim=1),
+            pad=torch.cat([self.pad, self.pad.new_zeros(len(self), hidden.shape[1])], dim=1),
+            keys=tuple(keys),
+            values=tuple(values),
+            signature=self.signature,
+        )
+
     @staticmethod
     def concatenate(parts: "Sequence[PrefixFeatures]") -> "PrefixFeatures":
         """Stack rows of one signature."""

@@ -1,11 +1,14 @@
 """Backbones: the frozen, shared vision-language models."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field
 
 from joynexus.specs.base import Component
 from joynexus.specs.registry import OneOf
+
+if TYPE_CHECKING:
+    from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec as SmolVlmBackboneSpec  # noqa: PLC0414  # offered from here too
 
 
 class BackboneSpec(Component):
@@ -20,6 +23,8 @@ class BackboneSpec(Component):
     """Raised when the preprocessing or the tokenizer changes, so that old features are never mixed with new."""
     state_in_prefix: ClassVar[bool] = False
     """Whether the robot's state enters the prefix; it then belongs to the signature."""
+    mask_layout: ClassVar[str] = "bidirectional-prefix/1"
+    """Which tokens of the prefix see each other; it belongs to the signature."""
     min_image_size: ClassVar[int] = 16
     """Smallest image side, in pixels, that the vision tower takes."""
 
@@ -86,63 +91,14 @@ class LiteBackboneSpec(BackboneSpec):
         return self.prefix_length(num_cameras, image_size, num_tokens) * self.width * self.bytes_per_number
 
 
-class SmolVlmBackboneSpec(BackboneSpec):
-    """SmolVLM (transformers' own class) from a folder or hub id, or random from an explicit tiny config.
-
-    Sizes that only the checkpoint knows are estimated as SmolVLM2-500M's.
-    """
-
-    implementation: ClassVar[str] = "joynexus.models.backbones.smolvlm:SmolVlmBackbone"
-    type: Literal["smolvlm"] = "smolvlm"
-    path: str | None = None
-    """Local folder or hub id; a hub id is downloaded only where the machine is configured to."""
-    revision: str | None = None
-    """Commit or tag of a hub id."""
-    init: Literal["pretrained", "random"] = "pretrained"
-    """``random`` builds ``config`` with ``seed``: for tests and benchmarks, never a useful policy."""
-    config: dict[str, JsonValue] | None = None
-    """Arguments of transformers' SmolVLMConfig; only with ``init: random``."""
-    seed: int = 0
-    """Of the random weights."""
-    num_layers: int | None = Field(default=None, ge=1)
-    """Keep the first N language layers, as SmolVLA does; None keeps all."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> "SmolVlmBackboneSpec":
-        if self.init == "random" and (self.config is None or self.path is not None):
-            raise ValueError("init: random needs 'config' and no 'path'")
-        if self.init == "pretrained" and (self.path is None or self.config is not None):
-            raise ValueError("init: pretrained needs 'path' and no 'config'")
-        return self
-
-    def _part(self, name: str) -> dict[str, Any]:
-        part = (self.config or {}).get(name)
-        return dict(part) if isinstance(part, dict) else {}
-
-    def hidden_dim(self) -> int:  # noqa: D102
-        return int(self._part("text_config").get("hidden_size", 960))
-
-    def parameter_bytes(self) -> int:  # noqa: D102
-        if self.init == "pretrained":
-            return 500_000_000 * self.bytes_per_number
-        layers = self.num_layers or int(self._part("text_config").get("num_hidden_layers", 2))
-        return 24 * self.hidden_dim() ** 2 * layers * self.bytes_per_number
-
-    def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
-        del image_size  # every frame is resized to the vision tower's own size
-        vision = self._part("vision_config")
-        side = int(vision.get("image_size", 512)) // int(vision.get("patch_size", 16))
-        scale = int((self.config or {}).get("scale_factor", 4))  # pyright: ignore[reportArgumentType]
-        return num_cameras * (side // scale) ** 2 + num_tokens
-
-    def prefix_bytes(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
-        text = self._part("text_config")
-        layers = self.num_layers or int(text.get("num_hidden_layers", 32))
-        heads = int(text.get("num_attention_heads", 15))
-        kv_dim = self.hidden_dim() // heads * int(text.get("num_key_value_heads", heads if text else 5))
-        length = self.prefix_length(num_cameras, image_size, num_tokens)
-        return length * (self.hidden_dim() + 2 * layers * kv_dim) * self.bytes_per_number
-
-
 AnyBackbone = Annotated[BackboneSpec, OneOf("backbones")]
 """Any registered backbone, by ``type``."""
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  # a class
+    """Give the name that lived here before the families had a module of their own, which imports this one."""
+    if name == "SmolVlmBackboneSpec":
+        from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec  # noqa: PLC0415  # it imports this module
+
+        return SmolVlmBackboneSpec
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -173,8 +173,13 @@ def check_extend(backbone: Backbone) -> None:
         except NotImplementedError:
             return
         raise AssertionError("extend works without keys and values; raise NotImplementedError")
-    extended = backbone.extend(features, tokens)
-    require(extended.shape == tokens.shape and extended.dtype == tokens.dtype, "extend changes shape or dtype")
+    grown = backbone.extend(features, tokens)
+    extended, length = grown.hidden[:, features.length :], features.length + tokens.shape[1]
+    require(extended.shape == tokens.shape and extended.dtype == features.hidden.dtype, "extend changes shape or dtype")
+    require(all(each.shape[2] == length for each in (*grown.keys, *grown.values)), "extend grows no keys and values")
+    require(not bool(grown.pad[:, features.length :].any()), "extend marks a tenant's token as padding")
+    is_kept = torch.equal(grown.hidden[:, : features.length], features.hidden)
+    require(is_kept, "extend changes the prefix's own positions")
     extended.square().sum().backward()
     gradient = tokens.grad
     require(gradient is not None and bool((gradient.abs().sum(dim=-1) > 0).all()), "extend gives no gradient")
@@ -184,7 +189,7 @@ def check_extend(backbone: Backbone) -> None:
         keys=tuple(_overwrite(each, features.pad) for each in features.keys),
         values=tuple(_overwrite(each, features.pad) for each in features.values),
     )
-    same = torch.allclose(extended, backbone.extend(hidden_pads, tokens), atol=1e-6)
+    same = torch.allclose(extended, backbone.extend(hidden_pads, tokens).hidden[:, features.length :], atol=1e-6)
     require(same, "extend looks at padded positions of the prefix")
 
 

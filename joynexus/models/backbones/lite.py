@@ -114,7 +114,7 @@ class LiteBackbone(Backbone):
         self.num_forwards = self._chunks.num_forwards
         return PrefixFeatures(hidden=hidden, pad=~valid, signature=signature)
 
-    def extend(self, prefix: PrefixFeatures, tokens: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
+    def extend(self, prefix: PrefixFeatures, tokens: Float[Tensor, "b m d"]) -> PrefixFeatures:
         """Refuse: there are no keys and values to attend to."""
         raise NotImplementedError("backbone 'lite' keeps no keys and values. Take 'smolvlm' for modules that extend.")
 

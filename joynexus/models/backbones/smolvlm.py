@@ -6,27 +6,23 @@ masked, and the position of a token is the number of real tokens before it. Driv
 own tensors and lets a tenant's tokens through the frozen layers with gradient (:meth:`SmolVlmBackbone.extend`).
 """
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional
 from transformers import SmolVLMModel
 
-from joynexus.errors import SpecError
 from joynexus.models.backbone import Backbone
+from joynexus.models.backbones.pretrained import build_model
 from joynexus.models.chunks import FixedChunks, Rows, rows_that_pay
+from joynexus.models.images import resize_with_pad
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
-from joynexus.models.tokens import ByteTokenizer, PromptTable
-from joynexus.specs.backbone import BackboneSpec, SmolVlmBackboneSpec
-
-DOWNLOADS = "JOYNEXUS_ALLOW_DOWNLOADS"
-"""Environment variable: set to 1 where a hub id may be downloaded; otherwise it has to be in the local cache."""
+from joynexus.models.tokens import PromptTable
+from joynexus.specs.backbone import BackboneSpec
+from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec
 
 
 class SmolVlmBackbone(Backbone):
@@ -57,6 +53,7 @@ class SmolVlmBackbone(Backbone):
         self.hidden_dim = int(config.text_config.hidden_size)
         heads, head_dim = int(config.text_config.num_key_value_heads), int(self._layers[0].self_attn.head_dim)
         self.kv_shape = (len(self._layers), heads, head_dim)
+        self.num_heads = int(config.text_config.num_attention_heads)
         self.num_encoded = 0
         self.num_forwards = 0
 
@@ -75,11 +72,8 @@ class SmolVlmBackbone(Backbone):
             SpecError: If nothing is found at ``path``, or the spec asks for more than the model has.
         """
         assert isinstance(spec, SmolVlmBackboneSpec)
-        model, prompts = _random(spec) if spec.init == "random" else _pretrained(spec)
+        model, prompts = build_model(spec, model_class="SmolVLMModel", config_class="SmolVLMConfig")
         backbone = cls(spec, model, prompts)
-        kept = len(backbone._layers)
-        if spec.num_layers not in (None, kept):
-            raise SpecError(f"smolvlm: num_layers is {spec.num_layers}, the model has {kept}. Take at most {kept}.")
         backbone.to(device).freeze()
         return backbone
 
@@ -106,24 +100,16 @@ class SmolVlmBackbone(Backbone):
         hidden, pad, keys, values = answer[0], answer[1], answer[2 : 2 + layers], answer[2 + layers :]
         return PrefixFeatures(hidden=hidden, pad=pad, keys=keys, values=values, signature=signature)
 
-    def extend(self, prefix: PrefixFeatures, tokens: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
-        """Push a tenant's tokens through the frozen layers behind a cached prefix.
-
-        Args:
-            prefix: Features with K/V, from :meth:`prefix`.
-            tokens: Embeddings; each sees the whole prefix and all the other ``m``, the prefix sees none of them.
-
-        Returns:
-            Their last hidden states, after the final norm, in the dtype of ``tokens``, with gradient to them.
-        """
+    def extend(self, prefix: PrefixFeatures, tokens: Float[Tensor, "b m d"]) -> PrefixFeatures:
+        """Push a tenant's tokens through the frozen layers behind a cached prefix; see :meth:`Backbone.extend`."""
         count = tokens.shape[1]
         num_valid = (~prefix.pad).sum(dim=1, keepdim=True)
         positions = num_valid + torch.arange(count, device=tokens.device)
         valid = torch.cat([~prefix.pad, prefix.pad.new_ones(len(prefix), count)], dim=1)
-        hidden, _, _ = self._run_layers(
+        hidden, keys, values = self._run_layers(
             tokens.to(prefix.hidden.dtype), positions, valid, past=(prefix.keys, prefix.values)
         )
-        return hidden.to(tokens.dtype)
+        return prefix.grow(hidden, keys, values)
 
     def _encode_chunk(self, rows: Rows) -> Rows:
         """Encode images, camera masks, token ids and token masks to hidden states, padding, K and V per layer."""
@@ -160,7 +146,7 @@ class SmolVlmBackbone(Backbone):
         """Run the decoder layers over ``q`` tokens that see all valid ones of ``k`` = past + ``q``.
 
         Returns:
-            Hidden states after the final norm, and the new tokens' K (after rotary embedding) and V per layer.
+            Hidden states after the final norm, and K (after rotary embedding) and V of past and new tokens per layer.
         """
         cos, sin = (each[:, None] for each in self._rotary(hidden, positions))
         mask = valid[:, None, None, :]
@@ -174,10 +160,10 @@ class SmolVlmBackbone(Backbone):
             key = attention.k_proj(normed).view(heads).transpose(1, 2)
             value = attention.v_proj(normed).view(heads).transpose(1, 2)
             query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
-            keys.append(key)
-            values.append(value)
             if past[0]:
                 key, value = torch.cat([past[0][index], key], dim=2), torch.cat([past[1][index], value], dim=2)
+            keys.append(key)
+            values.append(value)
             groups = query.shape[1] // key.shape[1]
             mixed = functional.scaled_dot_product_attention(
                 query, key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1), attn_mask=mask
@@ -187,64 +173,6 @@ class SmolVlmBackbone(Backbone):
         return self._norm(hidden), tuple(keys), tuple(values)
 
 
-def resize_with_pad(images: UInt8[Tensor, "n h w 3"], side: int) -> Float[Tensor, "n 3 s s"]:
-    """Fit frames into a square, as SmolVLA does: bilinear, aspect kept, black at the left and top, then to [-1, 1]."""
-    height, width = images.shape[1:3]
-    ratio = max(height / side, width / side)
-    size = (int(height / ratio), int(width / ratio))
-    pixels = images.permute(0, 3, 1, 2).to(torch.float32) / 255
-    if size != (height, width):
-        pixels = functional.interpolate(pixels, size=size, mode="bilinear", align_corners=False)
-    padded = functional.pad(pixels, (side - size[1], 0, side - size[0], 0))
-    return padded * 2 - 1
-
-
 def _rotate(states: Float[Tensor, "b n q e"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b n q e"]:
     first, second = states.chunk(2, dim=-1)
     return states * cos + torch.cat([-second, first], dim=-1) * sin
-
-
-def _dtype(spec: SmolVlmBackboneSpec) -> torch.dtype:
-    return torch.float32 if spec.dtype == "float32" else torch.bfloat16
-
-
-def _random(spec: SmolVlmBackboneSpec) -> tuple[SmolVLMModel, PromptTable]:
-    library: Any = transformers
-    config = library.SmolVLMConfig(**(spec.config or {}))
-    tokenizer = ByteTokenizer()
-    vocabulary = int(config.text_config.vocab_size)
-    if vocabulary < tokenizer.num_tokens:
-        raise SpecError(
-            f"smolvlm: config.text_config.vocab_size is {vocabulary}; the byte-level tokenizer of 'init: random' has "
-            f"{tokenizer.num_tokens} ids. Take at least that."
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(spec.seed)
-        model = library.AutoModel.from_config(config, dtype=_dtype(spec), attn_implementation="sdpa")
-    return model, PromptTable(tokenizer.encode, pad_id=tokenizer.pad_id)
-
-
-def _pretrained(spec: SmolVlmBackboneSpec) -> tuple[SmolVLMModel, PromptTable]:
-    library: Any = transformers
-    where: dict[str, Any] = {"local_files_only": os.environ.get(DOWNLOADS) != "1"}
-    if spec.path is None or not Path(spec.path).is_dir():
-        where["revision"] = spec.revision
-    try:
-        model, info = library.SmolVLMModel.from_pretrained(
-            spec.path, dtype=_dtype(spec), attn_implementation="sdpa", output_loading_info=True, **where
-        )
-        tokenizer = library.AutoTokenizer.from_pretrained(spec.path, **where)
-    except (OSError, ValueError) as error:
-        raise SpecError(
-            f"smolvlm: cannot load {spec.path!r}: {error} Give a folder with config, weights and tokenizer; "
-            f"a hub id is downloaded only where {DOWNLOADS}=1."
-        ) from error
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])[:3]
-        raise SpecError(f"smolvlm: {spec.path!r} lacks weights, such as {missing}. Take a whole SmolVLM checkpoint.")
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-
-    def encode(prompt: str) -> list[int]:
-        return tokenizer(prompt)["input_ids"]
-
-    return model, PromptTable(encode, pad_id=pad_id)

@@ -7,9 +7,10 @@ from transformers import PreTrainedTokenizerFast, SmolVLMConfig, SmolVLMModel
 
 from joynexus.errors import SpecError
 from joynexus.models.backbone import load_backbone
-from joynexus.models.backbones.smolvlm import SmolVlmBackbone, resize_with_pad
+from joynexus.models.backbones.smolvlm import SmolVlmBackbone
+from joynexus.models.images import resize_with_pad
 from joynexus.models.tokens import ByteTokenizer, PromptTable
-from joynexus.specs.backbone import SmolVlmBackboneSpec
+from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec
 from joynexus.testing.model_inputs import fake_prefix_batch
 from joynexus.testing.tiny import TINY_SMOLVLM
 
@@ -49,7 +50,7 @@ def test_extending_a_cached_prefix_equals_one_joint_pass(library_model):
     batch = fake_prefix_batch(backbone, 2)
     prefix = backbone.prefix(batch, "s")
     tokens = torch.randn(2, 2, 32, generator=torch.Generator().manual_seed(0))
-    extended = backbone.extend(prefix, tokens)
+    extended = backbone.extend(prefix, tokens).hidden[:, prefix.length :]
     for row in range(2):  # the joint pass of one row, without its padding
         valid = ~prefix.pad[row]
         keys = tuple(layer[row : row + 1, :, valid] for layer in prefix.keys)
@@ -59,7 +60,7 @@ def test_extending_a_cached_prefix_equals_one_joint_pass(library_model):
         seen = torch.ones(1, count + 2, dtype=torch.bool)
         joint, _, _ = backbone._run_layers(tokens[row : row + 1], positions, seen, past=(keys, values))
         assert torch.allclose(joint[0], extended[row], atol=1e-5)
-    swapped = backbone.extend(prefix, tokens.flip(1))
+    swapped = backbone.extend(prefix, tokens.flip(1)).hidden[:, prefix.length :]
     assert not torch.allclose(swapped.flip(1), extended, atol=1e-3), "a token's place does not matter"
 
 
