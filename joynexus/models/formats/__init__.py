@@ -1,0 +1,1 @@
+"""Checkpoints of other projects: read, taken apart and put together again. Safe readers alone, never pickle."""
