@@ -95,10 +95,142 @@ class SmolVlmBackboneSpec(VlmBackboneSpec):
         hidden_dim=960, num_layers=32, num_heads=15, num_kv_heads=5, head_dim=64, num_parameters=500_000_000
     )
     type: Literal["smolvlm"] = "smolvlm"
+    embedding_scale: Literal["none", "sqrt_dim"] = "none"
+    """``sqrt_dim`` multiplies image and language embeddings by the square root of their width, as SmolVLA does."""
+    rope_base: float | None = Field(default=None, gt=1.0)
+    """Base of the rotary embedding, computed in float32: SmolVLA's is 10000 whatever the checkpoint says; None: the
+    checkpoint's."""
+    image_special_tokens: bool = False
+    """Frame each camera's tokens by two start tokens and one end token, seen even where the camera is missing."""
+    pad_prefix_to: int | None = Field(default=None, ge=1)
+    """Positions that a shorter prefix is filled up to; nothing reads the filling."""
+
+    @property
+    def tokens_around_image(self) -> int:
+        """Positions that each camera takes beside its image tokens."""
+        return 3 if self.image_special_tokens else 0
 
     def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
         del image_size  # every frame is resized to the vision tower's own size
         vision = self._part("vision_config")
         side = int(vision.get("image_size", 512)) // int(vision.get("patch_size", 16))
         scale = int((self.config or {}).get("scale_factor", 4))  # pyright: ignore[reportArgumentType]
-        return num_cameras * (side // scale) ** 2 + num_tokens
+        return self.positions(num_cameras, (side // scale) ** 2, num_tokens)
+
+    def positions(self, num_cameras: int, tokens_per_image: int, num_tokens: int) -> int:
+        """Count the positions of a prefix whose cameras have ``tokens_per_image`` tokens each."""
+        length = num_cameras * (tokens_per_image + self.tokens_around_image) + num_tokens
+        return max(length, self.pad_prefix_to or 0)
+
+
+class PaliGemmaBackboneSpec(VlmBackboneSpec):
+    """PaliGemma (transformers' own class) from a folder or hub id, or random from an explicit tiny config.
+
+    Beyer et al. 2024, https://arxiv.org/abs/2407.07726. Sizes that only the checkpoint knows are estimated as those of
+    PaliGemma 3B at 224 pixels.
+    """
+
+    implementation: ClassVar[str] = "joynexus.models.backbones.paligemma:PaliGemmaBackbone"
+    typical: ClassVar[LanguageSizes] = LanguageSizes(
+        hidden_dim=2048, num_layers=18, num_heads=8, num_kv_heads=1, head_dim=256, num_parameters=2_920_000_000
+    )
+    type: Literal["paligemma"] = "paligemma"
+
+    def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
+        del image_size  # every frame is resized to the vision tower's own size
+        vision = self._part("vision_config")
+        side = int(vision.get("image_size", 224)) // int(vision.get("patch_size", 14))
+        return num_cameras * side**2 + num_tokens
+
+
+class QwenVlBackboneSpec(VlmBackboneSpec):
+    """What Qwen2.5-VL and Qwen3-VL have in common.
+
+    A row is a chat turn: its beginning, the frames of all cameras, and a token bucket that holds the prompt and the end
+    of the turn behind its padding, so that a prompt's last tokens always stand at the end.
+    """
+
+    mask_layout: ClassVar[str] = "causal/1"
+    min_image_size: ClassVar[int] = 1
+    patch_size: ClassVar[int]
+    """Side of a patch in pixels, where the config does not say."""
+    header_length: ClassVar[int]
+    """Tokens of the family's own ``chat_header``."""
+
+    hidden_state: Literal["normed", "last_layer"] = "normed"
+    """What modules read: the hidden states behind the final norm, or those that the last layer gives, as StarVLA and
+    GR00T do."""
+    chat_header: str | None = None
+    """Text in front of the frames; None: the family's own, and with ``init: random`` none."""
+    chat_footer: str | None = None
+    """Text behind every prompt, in the same token bucket; None as for ``chat_header``."""
+    min_pixels: int = Field(ge=1)
+    """Smaller frames are enlarged to so many pixels; ``shortest_edge`` or ``min_pixels`` of the processor's config."""
+    max_pixels: int = Field(ge=1)
+    """Larger frames are shrunk to so many pixels; ``longest_edge`` or ``max_pixels`` of the processor's config."""
+    image_mean: tuple[float, float, float]
+    """Of each colour in [0, 1], taken off."""
+    image_std: tuple[float, float, float]
+    """Of each colour in [0, 1], divided by."""
+
+    def merged_patch(self) -> int:
+        """Return the side of what becomes one token, in pixels."""
+        vision = self._part("vision_config")
+        patch = int(vision.get("patch_size", type(self).patch_size))
+        return patch * int(vision.get("spatial_merge_size", 2))
+
+    def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
+        factor = self.merged_patch()
+        height, width = (max(1, round(side / factor)) * factor for side in image_size)
+        scale = 1.0
+        if height * width > self.max_pixels:
+            scale = self.max_pixels / (height * width)
+        elif height * width < self.min_pixels:
+            scale = self.min_pixels / (height * width)
+        header = 1 if self.init == "random" else type(self).header_length
+        if self.chat_header is not None:
+            header = max(header, len(self.chat_header) // (1 if self.init == "random" else 4))
+        around = 2  # the tokens that begin and end a frame
+        return header + num_cameras * (round(height * width * scale / factor**2) + around) + num_tokens
+
+
+class Qwen3VlBackboneSpec(QwenVlBackboneSpec):
+    """Qwen3-VL: vision tower with deepstack, causal language layers, positions along three axes.
+
+    Bai et al. 2025, https://arxiv.org/abs/2511.21631. Sizes that only the checkpoint knows are estimated as those of
+    Qwen3-VL-4B.
+    """
+
+    implementation: ClassVar[str] = "joynexus.models.backbones.qwen_vl:Qwen3VlBackbone"
+    typical: ClassVar[LanguageSizes] = LanguageSizes(
+        hidden_dim=2560, num_layers=36, num_heads=32, num_kv_heads=8, head_dim=128, num_parameters=4_440_000_000
+    )
+    patch_size: ClassVar[int] = 16
+    header_length: ClassVar[int] = 3
+
+    type: Literal["qwen3_vl"] = "qwen3_vl"
+    min_pixels: int = Field(default=65_536, ge=1)
+    max_pixels: int = Field(default=16_777_216, ge=1)
+    image_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    image_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+
+class Qwen25VlBackboneSpec(QwenVlBackboneSpec):
+    """Qwen2.5-VL: vision tower with windowed attention, causal language layers, positions along three axes.
+
+    Bai et al. 2025, https://arxiv.org/abs/2502.13923. Sizes that only the checkpoint knows are estimated as those of
+    Qwen2.5-VL-3B.
+    """
+
+    implementation: ClassVar[str] = "joynexus.models.backbones.qwen_vl:Qwen25VlBackbone"
+    typical: ClassVar[LanguageSizes] = LanguageSizes(
+        hidden_dim=2048, num_layers=36, num_heads=16, num_kv_heads=2, head_dim=128, num_parameters=3_750_000_000
+    )
+    patch_size: ClassVar[int] = 14
+    header_length: ClassVar[int] = 14
+
+    type: Literal["qwen2_5_vl"] = "qwen2_5_vl"
+    min_pixels: int = Field(default=3_136, ge=1)
+    max_pixels: int = Field(default=12_845_056, ge=1)
+    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
+    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
