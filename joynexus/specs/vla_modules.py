@@ -115,10 +115,10 @@ class Pi0ModuleSpec(GemmaExpertSpec):
 
 
 class Pi05ModuleSpec(GemmaExpertSpec):
-    """π0.5: the state is text of the prompt, the flow time conditions the norms (adaRMS).
+    r"""π0.5: the state is text of the prompt, the flow time conditions the norms (adaRMS).
 
     Physical Intelligence 2025, https://arxiv.org/abs/2504.16054. The prompt that it was trained with is
-    ``"Task: {instruction}, State: {state};\\nAction: "`` with ``instruction_cleanup: one_line``.
+    ``"Task: {instruction}, State: {state};\nAction: "`` with ``instruction_cleanup: one_line``.
     """
 
     implementation: ClassVar[str] = "joynexus.models.action_modules.pi05:Pi05Module"
@@ -145,10 +145,8 @@ class Gr00tModuleSpec(ActionModuleSpec):
     """Attention heads of the transformer."""
     head_dim: int = Field(default=64, ge=4, le=256)
     """Width of a head; the transformer's width is ``num_heads * head_dim``."""
-    num_layers: int = Field(default=16, ge=1, le=64)
-    """Layers of the transformer."""
-    interleave_self_attention: bool = True
-    """Whether layers of odd index attend to the transformer's own tokens; if not, all attend to the prefix."""
+    num_layers: int = Field(default=16, ge=2, le=64)
+    """Layers of the transformer: those of even index attend to the prefix, those of odd index to its own tokens."""
     num_future_tokens: int = Field(default=32, ge=1, le=1024)
     """Learned tokens between state and actions."""
     max_steps: int = Field(default=1024, ge=0, le=8192)
@@ -191,7 +189,7 @@ class Gr00tModuleSpec(ActionModuleSpec):
     def num_parameters(self, *, prefix_dim: int, state_dim: int, action_dim: int, horizon: int) -> int:  # noqa: D102
         del horizon  # max_steps rows are there whatever it is
         width, hidden = self.width, self.hidden_dim
-        within = self.num_layers // 2 if self.interleave_self_attention else 0
+        within = self.num_layers // 2
         seen = prefix_dim * (self.num_layers - within) + width * within
         layers = 12 * width**2 * self.num_layers + 2 * width * seen  # norm 2, attention 2 + keys and values, MLP 8
         ends = width * (256 + 7 * width + action_dim + hidden + self.num_future_tokens + self.max_steps)

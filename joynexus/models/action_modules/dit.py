@@ -129,9 +129,7 @@ class TimestepEncoder(nn.Module):
 class Dit(nn.Module):
     """Diffusion transformer: blocks, then an adaptive norm and a projection."""
 
-    def __init__(
-        self, width: int, *, num_layers: int, num_heads: int, memory_dim: int, output_dim: int, interleave: bool
-    ) -> None:
+    def __init__(self, width: int, *, num_layers: int, num_heads: int, memory_dim: int, output_dim: int) -> None:
         """Size the layers.
 
         Args:
@@ -140,12 +138,10 @@ class Dit(nn.Module):
             num_heads: Attention heads; divides ``width``.
             memory_dim: Width of a prefix token.
             output_dim: Width of what comes out.
-            interleave: Whether blocks of odd index attend to the tokens themselves; if not, all attend to the prefix.
         """
         super().__init__()
         self.timestep_encoder = TimestepEncoder(width)
-        self._attends_prefix = [index % 2 == 0 or not interleave for index in range(num_layers)]
-        dims = [memory_dim if each else width for each in self._attends_prefix]
+        dims = [width if index % 2 else memory_dim for index in range(num_layers)]
         self.transformer_blocks = nn.ModuleList(
             [DitBlock(width, num_heads=num_heads, memory_dim=each) for each in dims]
         )
@@ -155,8 +151,7 @@ class Dit(nn.Module):
 
     def keys_values(self, prefix: Float[Tensor, "b p d"]) -> list[KeysValues | None]:
         """Return what each block sees of the prefix; None where it looks at the tokens themselves."""
-        pairs = zip(self._blocks(), self._attends_prefix, strict=True)
-        return [block.attn1.keys_values(prefix) if attends else None for block, attends in pairs]
+        return [None if index % 2 else block.attn1.keys_values(prefix) for index, block in enumerate(self._blocks())]
 
     def forward(
         self,

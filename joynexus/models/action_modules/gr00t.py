@@ -105,7 +105,6 @@ class Gr00tModule(ActionModule):
             num_heads=spec.num_heads,
             memory_dim=dims.prefix_dim,
             output_dim=hidden,
-            interleave=spec.interleave_self_attention,
         )
         self.state_encoder = TwoLayers(dims.state_dim, hidden, width) if dims.state_dim else None
         self.action_encoder = ActionEncoder(dims.action_dim, width)
@@ -138,7 +137,7 @@ class Gr00tModule(ActionModule):
         uniform = torch.rand(many, generator=generator, device=generator.device).to(clean)
         time = flow_time(uniform.pow(1 / 1.5))  # the inverse of Beta(1.5, 1): torch's own sampler takes no generator
         errors = self.loss_elements(prefix, state, clean, noise, time)
-        rows = errors.unflatten(0, (self._repeats, len(clean))).mean(dim=(0, 2, 3))
+        rows = errors.view(self._repeats, *clean.shape).mean(dim=(0, 2, 3))
         return torch.where(valid.any(dim=1), rows, torch.zeros_like(rows))
 
     def loss_elements(

@@ -118,7 +118,7 @@ class VisionTower(nn.Module):
         if places is not None:
             hidden = hidden + places
         taps: list[Tensor] = []
-        deepstack = list(getattr(tower, "deepstack_visual_indexes", ()))
+        deepstack: list[int] = list(getattr(tower, "deepstack_visual_indexes", ()))
         windowed = same_window is not None
         for index, block in enumerate(tower.blocks):
             mask = same_window if windowed and index not in tower.fullatt_block_indexes else None
