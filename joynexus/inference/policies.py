@@ -133,8 +133,8 @@ class PolicyTable:
         resident = self._resident.get(snapshot.tenant)
         if resident is not None and resident.newest.policy == snapshot.policy:
             # Copying the module that is there saves drawing initial parameters that are overwritten at once.
-            known, mode = resident.newest.parts, snapshot.policy.action.normalization
-            normalizer = PolicyNormalizer(snapshot.stats, mode, self._backbone.device)
+            known = resident.newest.parts
+            normalizer = PolicyNormalizer.of_policy(snapshot.policy, snapshot.stats, self._backbone.device)
             parts = replace(known, module=copy.deepcopy(known.module), normalizer=normalizer)
         else:
             parts = build_policy(snapshot.policy, self._backbone, seed=snapshot.seed, stats=snapshot.stats)

@@ -95,7 +95,7 @@ def build_policy(policy: PolicySpec, backbone: Backbone, *, seed: int, stats: Po
         module.attach(backbone)
     return PolicyParts(
         module=module.to(backbone.device),
-        normalizer=PolicyNormalizer(stats, policy.action.normalization, backbone.device),
+        normalizer=PolicyNormalizer.of_policy(policy, stats, backbone.device),
         layout=layout,
         signature=layout.signature,
     )
@@ -260,11 +260,14 @@ def _check_layers(policy: PolicySpec, module: ActionModule, backbone: Backbone) 
 
 
 def _check_stats(policy: PolicySpec, stats: PolicyStats | None) -> None:
-    if stats is None or policy.action.normalization == "identity":
+    if stats is None:
         return
-    pairs = (("state", stats.state, policy.observation.state_dim), ("action", stats.action, policy.action.dim))
-    for name, each, width in pairs:
-        if each is not None and each.mean.shape != (width,):
+    parts = (
+        ("state", stats.state, policy.observation.state_dim, policy.state_normalization),
+        ("action", stats.action, policy.action.dim, policy.action.normalization),
+    )
+    for name, each, width, mode in parts:
+        if mode != "identity" and each is not None and each.mean.shape != (width,):
             raise SpecError(
                 f"statistics from {stats.source}: {name} is {each.mean.shape[0]} wide, the policy's is {width}. "
                 "Use statistics of a dataset that fits the policy."

@@ -15,6 +15,11 @@ Orientation = Literal["upright", "rotated_180", "flipped_vertical", "flipped_hor
 """How the frames that the policy sees are turned against the true view."""
 GripperSign = Literal["open_positive", "close_positive", "none"]
 """Which sign of the last action dimension opens the gripper; ``none`` where there is no gripper."""
+NormalizationMode = Literal["mean_std", "min_max", "quantile", "identity"]
+"""Which statistics bring a vector to about [-1, 1]; see :mod:`joynexus.models.normalizer`."""
+
+NORMALIZATIONS = ("action_normalization", "state_normalization")
+"""Fields that are compared only where both sides name a mode."""
 
 
 class StateField(Spec):
@@ -47,6 +52,10 @@ class InterfaceContract(Spec):
     """Sign convention of the last action dimension."""
     control_hz: float | None = None
     """Actions per simulated second, where known."""
+    action_normalization: NormalizationMode | None = None
+    """How a policy has to normalise its actions, where the source asks for one mode; None takes raw units of any."""
+    state_normalization: NormalizationMode | None = None
+    """The same of the state."""
 
     @property
     def state_dim(self) -> int:
@@ -63,6 +72,8 @@ class PolicyInterface(Spec):
     action_dim: int
     control_mode: str | None = None
     gripper: GripperSign | None = None
+    action_normalization: NormalizationMode | None = None
+    state_normalization: NormalizationMode | None = None
 
 
 def check_policy(policy: PolicyInterface, offered: InterfaceContract, *, owner: str) -> None:
@@ -91,6 +102,9 @@ def check_policy(policy: PolicyInterface, offered: InterfaceContract, *, owner: 
         problems.append(f"control_mode is {offered.control_mode!r}, the policy's is {policy.control_mode!r}")
     if policy.gripper not in (None, offered.gripper):
         problems.append(f"gripper is {offered.gripper!r}, the policy's is {policy.gripper!r}")
+    problems += [
+        f"{field} is {asked!r}, the policy's is {mine!r}" for field, asked, mine in _other_modes(offered, policy)
+    ]
     _refuse(problems, f"{owner}: policy does not fit {offered.source}")
 
 
@@ -112,10 +126,22 @@ def check_sources(first: InterfaceContract, second: InterfaceContract, *, camera
         mine, other = getattr(first, field), getattr(second, field)
         if mine != other:
             problems.append(f"{field} is {mine!r} in {first.source} and {other!r} in {second.source}")
+    problems += [
+        f"{field} is {mine!r} in {first.source} and {other!r} in {second.source}"
+        for field, mine, other in _other_modes(first, second)
+    ]
     if first.state != second.state:
         layouts = [", ".join(f"{each.name} {each.dim}" for each in source.state) for source in (first, second)]
         problems.append(f"state is ({layouts[0]}) in {first.source} and ({layouts[1]}) in {second.source}")
     _refuse(problems, f"{owner}: {first.source} and {second.source} disagree")
+
+
+def _other_modes(
+    one: InterfaceContract, other: InterfaceContract | PolicyInterface
+) -> list[tuple[str, NormalizationMode, NormalizationMode]]:
+    """Return the normalisation modes that both name, and name differently."""
+    pairs = [(field, getattr(one, field), getattr(other, field)) for field in NORMALIZATIONS]
+    return [(field, mine, its) for field, mine, its in pairs if None not in (mine, its) and mine != its]
 
 
 def _refuse(problems: list[str], subject: str) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from joynexus.specs.base import Component, Resources
+from joynexus.specs.contract import NormalizationMode
 from joynexus.specs.registry import OneOf
 
 
@@ -27,6 +28,8 @@ class EnvironmentSpec(Component):
     """A simulator process is replaced after this many episodes."""
     step_timeout_s: float = Field(default=120.0, gt=0.0)
     """A simulator process that does not answer a chunk or a reset for this long is replaced."""
+    normalization: NormalizationMode | None = None
+    """If given, policies that act here have to normalise their actions in this mode; others are refused."""
 
     vision: ClassVar[bool] = True
     """Whether the environment can give camera images."""

@@ -9,7 +9,7 @@ from joynexus.specs.action_module import AnyActionModule
 from joynexus.specs.adapter import AdapterSpec
 from joynexus.specs.algorithm import AnyAlgorithm, OptimizerSpec
 from joynexus.specs.base import Name, Resources, Spec
-from joynexus.specs.contract import GripperSign, PolicyInterface
+from joynexus.specs.contract import GripperSign, NormalizationMode, PolicyInterface
 from joynexus.specs.data import AnyDataset
 from joynexus.specs.environment import AnyEnvironment
 
@@ -36,6 +36,9 @@ class ObservationSpec(Spec):
     gives its own (SmolVLA, π0). ``one_line``: blanks around it are dropped, underscores and line breaks become blanks
     (π0.5)."""
 
+    normalization: NormalizationMode | None = None
+    """Of the state; None takes the mode of the actions."""
+
     @property
     def state_in_prompt(self) -> bool:
         """Whether the prompt, and with it the prefix, holds the state."""
@@ -61,8 +64,8 @@ class ActionSpec(Spec):
     """Actions in a chunk; all of them are supervised."""
     num_action_steps: int = Field(ge=1, le=512)
     """Actions of a chunk that are executed, from its first on, before the policy looks again."""
-    normalization: Literal["mean_std", "min_max", "quantile", "identity"]
-    """Of state and actions; stored with the policy, with the statistics."""
+    normalization: NormalizationMode
+    """Of the actions, and of the state unless that names its own; stored with the policy, with the statistics."""
     control_mode: str | None = None
     """If given, dataset and environment have to declare the same."""
     gripper: GripperSign | None = None
@@ -87,6 +90,11 @@ class PolicySpec(Spec):
     """Low-rank changes of the backbone, trained with the action module; without, the backbone stays as it is."""
 
     @property
+    def state_normalization(self) -> NormalizationMode:
+        """How the state is normalised."""
+        return self.observation.normalization or self.action.normalization
+
+    @property
     def interface(self) -> PolicyInterface:
         """What has to agree with datasets and environments."""
         seen, done = self.observation, self.action
@@ -97,6 +105,8 @@ class PolicySpec(Spec):
             action_dim=done.dim,
             control_mode=done.control_mode,
             gripper=done.gripper,
+            action_normalization=done.normalization,
+            state_normalization=self.state_normalization if seen.state_dim else None,
         )
 
 
@@ -197,6 +207,18 @@ class TenantSpec(Spec):
                 raise ValueError(
                     f"workloads[{index}]: {workload.algorithm.type} needs log-probability and value, which "
                     f"action_module {module!r} does not give. Take 'gaussian'"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _normalizes_alike(self) -> "TenantSpec":
+        mode = self.policy.action.normalization
+        for index, workload in enumerate(self.workloads):
+            asked = None if isinstance(workload, SftSpec) else workload.environment.normalization
+            if asked not in (None, mode):
+                raise ValueError(
+                    f"workloads[{index}]: environment.normalization is {asked!r}, the policy's is {mode!r}. Take a "
+                    "policy that was trained with it, or correct the environment"
                 )
         return self
 

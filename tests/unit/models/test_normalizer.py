@@ -46,11 +46,26 @@ def test_formulas():
         assert torch.allclose(PolicyNormalizer(policy_stats(), mode).state(raw), torch.tensor([values]), atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["mean_std", "min_max", "quantile"])
-def test_a_constant_dimension_maps_to_0_and_back_to_its_value(mode):
+@pytest.mark.parametrize(("mode", "at_rest"), [("mean_std", 0.0), ("min_max", -1.0), ("quantile", -1.0)])
+def test_a_constant_dimension_maps_to_one_number_and_back_to_its_value(mode, at_rest):
     constant = DimensionNormalizer(stats(low=0.6, high=0.6, q01=0.6, q99=0.6, mean=0.6, std=0.0), mode)
-    assert torch.equal(constant.normalize(torch.tensor([[0.6, 0.6001]])), torch.zeros(1, 2))
+    assert torch.equal(constant.normalize(torch.tensor([[0.6, 0.6001]])), torch.full((1, 2), at_rest))
     assert torch.equal(constant.unnormalize(torch.tensor([[0.9, -5.0]])), torch.full((1, 2), 0.6))
+
+
+def test_a_small_range_is_stretched_whole():
+    narrow = DimensionNormalizer(stats(low=0.0, high=1e-5, q01=0.0, q99=1e-5), "min_max")
+    assert torch.equal(narrow.normalize(torch.tensor([[0.0, 1e-5]])), torch.tensor([[-1.0, 1.0]]))
+
+
+def test_c56_state_and_action_have_modes_of_their_own():
+    normalizer = PolicyNormalizer(policy_stats(), "quantile", state_mode="mean_std")
+    raw = torch.tensor([[3.0, 3.0]])
+    assert torch.allclose(normalizer.state(raw), torch.ones(1, 2))
+    assert torch.equal(normalizer.actions(raw[None]), torch.ones(1, 1, 2))
+    assert (normalizer.mode, normalizer.state_mode) == ("quantile", "mean_std")
+    with pytest.raises(SpecError, match="normalization 'mean_std': the policy has no statistics"):
+        PolicyNormalizer(None, "identity", state_mode="mean_std")
 
 
 def test_nan_stays_where_it_is():

@@ -99,3 +99,37 @@ def test_c56_the_normalisation_mode_is_the_policys_own_and_is_never_guessed(tena
     data["workloads"][0]["dataset"]["normalization"] = "min_max"
     with pytest.raises(SpecError, match=r"workloads\[0\]\.dataset\.normalization: unknown key"):
         parse_tenant(data, "job.yaml")  # there is one place for it, so that two can't contradict each other
+
+
+def test_c56_an_environment_or_dataset_that_asks_for_another_mode_is_refused():
+    asking = ENVIRONMENT.model_copy(update={"action_normalization": "quantile", "state_normalization": "mean_std"})
+    fits = POLICY.model_copy(update={"action_normalization": "quantile", "state_normalization": "mean_std"})
+    check_policy(fits, asking, owner="alice")
+    check_policy(fits, ENVIRONMENT, owner="alice")  # a source that asks for none takes raw units of any policy
+    with pytest.raises(ContractError) as caught:
+        check_policy(fits.model_copy(update={"action_normalization": "min_max"}), asking, owner="alice")
+    assert "action_normalization is 'quantile', the policy's is 'min_max'" in str(caught.value)
+    with pytest.raises(ContractError, match="state_normalization is 'mean_std', the policy's is 'quantile'"):
+        check_policy(fits.model_copy(update={"state_normalization": "quantile"}), asking, owner="alice")
+    other = asking.model_copy(update={"source": "demos", "action_normalization": "min_max"})
+    with pytest.raises(ContractError, match="action_normalization is 'min_max' in demos and 'quantile' in libero"):
+        check_sources(other, asking, cameras=(), owner="alice")
+    check_sources(other, ENVIRONMENT, cameras=(), owner="alice")
+
+
+def test_c56_a_tenant_whose_environment_is_set_up_for_another_mode_is_refused(tenant_data):
+    data = tenant_data()
+    data["workloads"][1]["environment"]["normalization"] = "quantile"
+    tenant = parse_tenant(data, "job.yaml")
+    assert tenant.policy.interface.action_normalization == tenant.policy.interface.state_normalization == "quantile"
+    data["workloads"][1]["environment"]["normalization"] = "min_max"
+    with pytest.raises(SpecError, match=r"workloads\[1\]: environment.normalization is 'min_max', .* is 'quantile'"):
+        parse_tenant(data, "job.yaml")
+
+
+def test_c56_a_state_may_have_a_mode_of_its_own(tenant_data):
+    data = tenant_data()
+    data["policy"]["observation"]["normalization"] = "mean_std"
+    policy = parse_tenant(data, "job.yaml").policy
+    assert (policy.state_normalization, policy.action.normalization) == ("mean_std", "quantile")
+    assert policy.interface.state_normalization == "mean_std"

@@ -34,7 +34,7 @@ def changed(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("workloads.1.rl", 1, "workloads[1].rl: unknown key. Known: algorithm, "),
         ("policy.observation.state_dim", REMOVE, "policy.observation.state_dim: missing. Add it: Width of the state"),
         ("workloads.1.environment.task", REMOVE, "workloads[1].environment.task: missing. Add it: Gymnasium id"),
-        ("policy.action.normalization", REMOVE, "policy.action.normalization: missing. Add it: Of state and actions"),
+        ("policy.action.normalization", REMOVE, "policy.action.normalization: missing. Add it: Of the actions"),
         (
             "policy.action.normalization",
             "quantle",
