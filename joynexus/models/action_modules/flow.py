@@ -8,10 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def time_code(
-    time: Float[Tensor, " b"], width: int, *, min_period: float, max_period: float
-) -> Float[Tensor, "b w"]:
-    """Code flow times as sines, then cosines, of ``width // 2`` periods, geometrically from the shortest to the longest.
+def time_code(time: Float[Tensor, " b"], width: int, *, min_period: float, max_period: float) -> Float[Tensor, "b w"]:
+    """Code flow times as sines, then cosines, of ``width // 2`` periods, spaced geometrically.
 
     Computed in float64, as the reference does, whatever the type of ``time``; answered in that type.
     """
@@ -27,7 +25,7 @@ def euler_times(num_steps: int) -> list[float]:
     Unrounded, the sines of the shortest period move samples by up to 8e-5.
     """
     step = -1.0 / num_steps
-    return torch.tensor([1.0 + index * step for index in range(num_steps)], dtype=torch.float32).tolist()
+    return [float(torch.tensor(1.0 + index * step, dtype=torch.float32)) for index in range(num_steps)]
 
 
 def widen(values: Float[Tensor, "*b n"], width: int) -> Float[Tensor, "*b w"]:
