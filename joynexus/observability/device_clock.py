@@ -145,6 +145,13 @@ class DeviceClock:
         self.settle()
         return self._spent[tenant]
 
+    def bear(self, tenant: str, kind: Kind, seconds: float) -> None:
+        """Charge a tenant for what another thread has done for this step."""
+        if seconds > 0:
+            with self._lock:
+                self._spent[tenant] += seconds
+                self._ledger.charge(tenant, kind, seconds)
+
     def settle(self) -> None:
         """Book the parts that the device is through with."""
         with self._lock:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from joynexus.errors import BackPressureError, SequenceConflictError
 from joynexus.models.prefix import PrefixFeatures
+from joynexus.training.ahead import Ahead
 from joynexus.training.sample_keys import SampleKeys
 from joynexus.types import TrainingCall, TrainingResult
 
@@ -32,7 +33,8 @@ class QueuedCall:
     """Of each row of the batch by itself, held from the prefix store: nothing of the call is encoded then."""
     sample_keys: SampleKeys | None = None
     """Where to note which prefix each sample of the batch stands for; None notes nothing."""
-
+    ahead: Ahead | None = None
+    """All rows of the batch, being prepared by another thread; None leaves it to the one that steps."""
     queued_at: float = field(default_factory=time.monotonic)
     """When it was accepted."""
 
@@ -86,6 +88,7 @@ class CallQueue:
         *,
         features: Sequence[PrefixFeatures] | None = None,
         sample_keys: SampleKeys | None = None,
+        ahead: Ahead | None = None,
     ) -> Future[TrainingResult]:
         """Accept a call, or find the answer that it has already.
 
@@ -94,6 +97,7 @@ class CallQueue:
             digest: Of its payload.
             features: See :class:`QueuedCall`.
             sample_keys: See :class:`QueuedCall`.
+            ahead: See :class:`QueuedCall`.
 
         Returns:
             A future that can't be cancelled: later calls build on this one. A repeated call gets the first one's.
@@ -113,7 +117,8 @@ class CallQueue:
             raise BackPressureError(f"tenant {call.tenant!r}: {len(self._waiting)} calls wait. Await some, then retry.")
         future: Future[TrainingResult] = Future()
         future.set_running_or_notify_cancel()
-        self._waiting.append(QueuedCall(call=call, future=future, features=features, sample_keys=sample_keys))
+        queued = QueuedCall(call=call, future=future, features=features, sample_keys=sample_keys, ahead=ahead)
+        self._waiting.append(queued)
         self._answers[call.sequence] = Answer(digest=digest, future=future)
         self.next_sequence += 1
         return future

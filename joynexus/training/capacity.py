@@ -14,8 +14,21 @@ class Capacity:
     def __init__(self, backbone: Backbone, spec: TrainingSpec) -> None:
         self._backbone = backbone
         self._total = spec.device_bytes
+        self._slots = spec.slots
         self.fixed = sum(each.nbytes for each in backbone.state_dict().values()) + spec.prefix_store.device_bytes
         """Bytes that no slot can have."""
+
+    def check_slots(self, tenant: str, *, used: int) -> None:
+        """Refuse one more slot than the service gives.
+
+        Raises:
+            AdmissionError: If all are in use.
+        """
+        if used >= self._slots:
+            raise AdmissionError(
+                f"tenant {tenant!r}: all {self._slots} slots are in use. Retry when a tenant leaves, or raise "
+                "training.slots of the service."
+            )
 
     def estimate(self, policy: PolicySpec) -> int:
         """Estimate a slot's bytes before its module is built: a huge one must not be allocated to be refused."""

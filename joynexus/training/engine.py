@@ -1,7 +1,8 @@
 """The training engine: many tenants' slots beside one frozen backbone. No Ray.
 
     submit (any thread)                 step (one thread, again and again)
-      check, hash                         optimizer-only heads: applied at once
+      check, digest; a thread beside      optimizer-only heads: applied at once
+      makes its rows' prefixes and keys
       slot.calls <- call                  batch heads of one signature, chosen fairly, up to max_group_samples:
       Future -------------------.           (or wait a moment for more of them, where that saves a forward)
                                 |           prepare each -> one backbone pass over what the store lacks
@@ -34,6 +35,7 @@ from joynexus.scheduling.fairness import Priority
 from joynexus.specs.backbone import BackboneSpec
 from joynexus.specs.service import TrainingSpec
 from joynexus.specs.tenant import PolicySpec
+from joynexus.training.ahead import MAX_AHEAD, Ahead, Preparer
 from joynexus.training.capacity import Capacity
 from joynexus.training.json_values import JsonObject
 from joynexus.training.runner import GroupRunner
@@ -42,7 +44,7 @@ from joynexus.training.selection import CallSelection
 from joynexus.training.slot import SlotStatus, TrainingSlot, base_snapshot
 from joynexus.training.slot_state import load_slot, save_slot
 from joynexus.training.validation import check_call, check_held, payload_digest
-from joynexus.types import PolicySnapshot, PolicyStats, TrainingCall, TrainingResult
+from joynexus.types import PolicySnapshot, PolicyStats, TrainingBatch, TrainingCall, TrainingResult
 
 STEP_WAIT_S = 1.0
 """How long ``step`` waits for a slot that is being closed; a second thread in ``step`` holds on for longer."""
@@ -63,11 +65,11 @@ class TrainingEngine:
         """
         self._backbone = backbone
         self._backbone_name = backbone_name
-        self._spec = spec
         self._capacity = Capacity(backbone, spec)
         self._ledger = EngineLedger(num_cores=device_cores(backbone.device))
         self._store = PrefixStore(spec.prefix_store)
         self._runner = GroupRunner(backbone, self._store, self._ledger)
+        self._preparer = Preparer()
         self._lock = threading.Lock()
         self._stepping = threading.Lock()
         self._slots: dict[str, TrainingSlot] = {}
@@ -189,6 +191,7 @@ class TrainingEngine:
         is_repeatable: bool = True,
         features: Sequence[PrefixFeatures] | None = None,
         sample_keys: SampleKeys | None = None,
+        ahead: Ahead | None = None,
     ) -> Future[TrainingResult]:
         """Check a call and queue it. Thread-safe, and never waits for a forward.
 
@@ -197,6 +200,7 @@ class TrainingEngine:
             is_repeatable: Whether the caller may send it again; if not, its payload is not hashed.
             features: Each row's by itself, from :meth:`hold`: the batch then needs no frames. They count as reused.
             sample_keys: Notes which prefix each sample of the batch stands for, to be found again by :meth:`hold`.
+            ahead: Its rows, from :meth:`prepare_ahead`; None begins with them now.
 
         Returns:
             Its future; that of the first call where this one repeats it.
@@ -216,7 +220,18 @@ class TrainingEngine:
         with slot.lock:
             if slot.is_closed:
                 raise self._not_found(call.tenant)
-            return slot.calls.submit(call, digest, features=features, sample_keys=sample_keys)
+            if ahead is None and features is None and len(slot.calls) < MAX_AHEAD:
+                ahead = self._preparer.begin(slot.row_maker(self._backbone), call.batch)
+            return slot.calls.submit(call, digest, features=features, sample_keys=sample_keys, ahead=ahead)
+
+    def prepare_ahead(self, tenant: str, batch: TrainingBatch) -> Ahead | None:
+        """Begin with the rows of a batch that is going to be called, beside the thread that steps.
+
+        Args:
+            tenant: Whose.
+            batch: Checked when it is called, and to be handed to :meth:`submit` with what this returns.
+        """
+        return self._preparer.begin(self._slot(tenant).row_maker(self._backbone), batch)
 
     def hold(self, keys: Sequence[bytes]) -> list[PrefixFeatures | None]:
         """Return the rows of the prefix store that have these keys; see :meth:`PrefixStore.hold`.
@@ -376,12 +391,7 @@ class TrainingEngine:
         with self._lock:
             if tenant in self._slots or tenant in self._opening:
                 raise TenantExistsError(f"tenant {tenant!r}: has a slot already. Close it first, or take another name.")
-            used = len(self._slots) + len(self._opening)
-            if used >= self._spec.slots:
-                raise AdmissionError(
-                    f"tenant {tenant!r}: all {self._spec.slots} slots are in use. Retry when a tenant leaves, or raise "
-                    "training.slots of the service."
-                )
+            self._capacity.check_slots(tenant, used=len(self._slots) + len(self._opening))
             self._opening.add(tenant)
 
     def _used_bytes(self) -> int:

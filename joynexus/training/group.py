@@ -20,7 +20,7 @@ from torch import Tensor
 
 from joynexus.errors import JoyNexusError, NonFiniteError, TenantFailedError
 from joynexus.models.backbone import Backbone
-from joynexus.models.policy import encode, prefix_keys, prepare_prefix
+from joynexus.models.policy import encode
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
 from joynexus.models.prefix_store import PrefixStore
 from joynexus.observability.engine_usage import Kind
@@ -30,7 +30,7 @@ from joynexus.training.losses import LossInputs, LossRows, find_loss
 from joynexus.training.optimizer import gradient_norm
 from joynexus.training.slot import TrainableState, TrainingSlot
 from joynexus.training.validation import check_finite, counted_rows, counting_rows
-from joynexus.types import TrainingBatch
+from joynexus.types import Array, TrainingBatch
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ class Member:
     prefix: PrefixBatch | None = None
     """Rows that need features; None where all came with the call."""
     keys: list[bytes] = field(default_factory=list[bytes])
+    ahead_s: float = 0.0
+    """CPU seconds that another thread spent on prefix and keys."""
     given: GivenFeatures | None = None
     """Features that came with the call."""
     features: PrefixFeatures | None = None
@@ -91,22 +93,28 @@ def prepare(member: Member, backbone: Backbone) -> None:
     assert call.loss is not None
     try:
         function, _ = find_loss(call.loss)
-        batch = counted_rows(call.batch, function)
+        batch, counts = counted_rows(call.batch, function), counting_rows(call.batch, function)
         if len(batch) > 0:
             check_finite(batch)
             if member.queued.features is None:
-                _prepare_features(member, batch, backbone)
+                _prepare_features(member, batch, counts, backbone)
             else:
-                keep = counting_rows(call.batch, function)
-                held = [row for row, counts in zip(member.queued.features, keep, strict=True) if counts]
+                held = [row for row, keep in zip(member.queued.features, counts, strict=True) if keep]
                 member.features, member.reused = _gather(held, backbone.device), len(held)
         member.batch = batch
     except Exception as error:  # noqa: BLE001  # the tenant's boundary
         member.error = tenant_error(member.slot, error)
 
 
-def _prepare_features(member: Member, batch: TrainingBatch, backbone: Backbone) -> None:
-    """Take the features that a tenant brought with its call, and note the rows that have none."""
+def _prepare_features(member: Member, batch: TrainingBatch, counts: Array, backbone: Backbone) -> None:
+    """Take the features that a tenant brought with its call, and note the rows that have none.
+
+    Args:
+        member: Its call.
+        batch: The rows that count.
+        counts: Of all rows of the call, which count.
+        backbone: What the rows are for.
+    """
     seen, slot = batch.observation, member.slot
     if batch.num_featured:
         given = given_features(batch, slot.policy, slot.signature, backbone)
@@ -115,8 +123,10 @@ def _prepare_features(member: Member, batch: TrainingBatch, backbone: Backbone) 
             member.features = given.features
             return
         member.given, seen = given, seen.rows(np.flatnonzero(~given.rows))
-    member.prefix = prepare_prefix(backbone, slot.policy, seen, member.state.parts.normalizer)
-    member.keys = prefix_keys(member.prefix, slot.signature)
+    maker, ahead = slot.row_maker(backbone), member.queued.ahead
+    made = None if ahead is None or member.given is not None else ahead.take(maker)
+    rows = maker.prepare(seen) if made is None else made.pick(np.flatnonzero(counts))
+    member.prefix, member.keys, member.ahead_s = rows.prefix, rows.keys, rows.cpu_s
 
 
 def encode_group(members: Sequence[Member], backbone: Backbone, store: PrefixStore) -> None:

@@ -16,6 +16,7 @@ from joynexus.models.backbone import Backbone
 from joynexus.models.policy import PolicyParts, build_policy
 from joynexus.specs.algorithm import OptimizerSpec
 from joynexus.specs.tenant import PolicySpec
+from joynexus.training.ahead import RowMaker
 from joynexus.training.call_queue import CallQueue, QueuedCall
 from joynexus.training.optimizer import TenantOptimizer
 from joynexus.training.schedule import learning_rate
@@ -155,6 +156,11 @@ class TrainingSlot:
     def nbytes(self) -> int:
         """Device memory of the slot at its peak, activations apart."""
         return slot_bytes(self.num_parameters)
+
+    def row_maker(self, backbone: Backbone) -> RowMaker:
+        """Return what turns the tenant's observations into prefixes now."""
+        parts = self.state.parts
+        return RowMaker(backbone=backbone, policy=self.policy, normalizer=parts.normalizer, signature=self.signature)
 
     def head(self) -> QueuedCall | None:
         """Return the call that is next."""

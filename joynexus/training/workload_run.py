@@ -7,11 +7,12 @@ from concurrent.futures import Future
 
 from joynexus.specs.registry import load_implementation
 from joynexus.specs.tenant import RlSpec, TenantSpec
+from joynexus.training.ahead import Ahead
 from joynexus.training.engine import TrainingEngine
 from joynexus.training.learners.base import Learner, LearnerCall
 from joynexus.training.learners.sft import SftLearner
 from joynexus.training.light_items import LightItems
-from joynexus.types import LaneItem, TrainingCall, TrainingResult, WorkloadProgress
+from joynexus.types import LaneItem, TrainingBatch, TrainingCall, TrainingResult, WorkloadProgress
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ class WorkloadRun:
         self._call: LearnerCall | None = None
         """The learner's call that is under way, or that waits for its item's frames."""
         self._light = LightItems(engine.hold) if learner.names_items else None
+        self._ahead: dict[str, Ahead] = {}
+        """Rows that are made before their call, by item."""
 
     @property
     def is_busy(self) -> bool:
@@ -52,15 +55,24 @@ class WorkloadRun:
             return False
         try:
             if self._light is not None and self._light.complete(item):
+                self._prepare(item)
                 return True
             is_taken = self.learner.offer(item) == "ok"
             if is_taken and self._light is not None:
                 self._light.take(item)
+                self._prepare(item)
             self.look()
         except Exception as error:  # noqa: BLE001  # the tenant's boundary
             self.fail(error)
             return False
         return is_taken
+
+    def _prepare(self, item: LaneItem) -> None:
+        """Let the rows of an item be made while other groups are computed: its call's batch will be its payload."""
+        if isinstance(item.payload, TrainingBatch):
+            ahead = self._engine.prepare_ahead(self._tenant, item.payload)
+            if ahead is not None:
+                self._ahead[item.item_id] = ahead
 
     def submit_next(self) -> None:
         """Give the engine the learner's next call, if there is one and none is under way."""
@@ -92,6 +104,7 @@ class WorkloadRun:
             is_repeatable=False,
             features=features,
             sample_keys=None if self._light is None else self._light.sample_keys,
+            ahead=None if features is not None or call.item_id is None else self._ahead.get(call.item_id),
         )
 
     def take_incomplete(self) -> list[LaneItem]:
@@ -106,6 +119,7 @@ class WorkloadRun:
         call, self._call = self._call, None
         if self._light is not None and call is not None and call.item_id is not None:
             self._light.done(call.item_id)
+            self._ahead.pop(call.item_id, None)
         return future
 
     def look(self) -> WorkloadProgress:
