@@ -67,6 +67,15 @@ class Backbone(nn.Module, ABC):
             NotImplementedError: If the backbone keeps no keys and values.
         """
 
+    def adapter_layers(self) -> dict[str, nn.Linear]:
+        """Return the layers that a tenant's adapter may change; none where there is no language model to adapt.
+
+        Returns:
+            Linear layers of the language layers, by their paths in the family's class of transformers: these name the
+            adapter's parameters, and an export of it.
+        """
+        return {}
+
     def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:
         """Count the positions of one sample's prefix, padding included; exact, where the spec may estimate."""
         return self.spec.prefix_length(num_cameras, image_size, num_tokens)

@@ -4,12 +4,19 @@ Kernels choose their algorithm, and with it their rounding, by the size of the b
 same number of rows always rounds a row in the same way; a short chunk is therefore filled up with dummies. That
 wastes work where one row is wanted, so smaller sizes are used too, but only those that were found on this very
 machine, for this very shape, to give the numbers of a full chunk to the last bit.
+
+Where rows have adapters (:mod:`joynexus.models.adapted_rows`), each chunk is told whose rows it holds, and a size has
+to give the numbers of a full chunk without adapters and with one of every kind in it, gradients included.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
+
+from joynexus.models.adapted_rows import AdaptedRows, adapted_rows, rounds_alike
+from joynexus.models.adapters import Adapter, adapting
 
 Rows = tuple[Tensor, ...]
 """Tensors with one row per sample in their first axis."""
@@ -45,30 +52,46 @@ class FixedChunks:
             The answers, in order.
         """
         full = self._size if max_rows is None else min(self._size, max_rows)
+        adapted = adapted_rows()
+        if adapted is None:
+            return self._run(rows, full, None)
+        with torch.set_grad_enabled(adapted.records):  # the prefix is computed under no_grad but for adapters
+            return self._run(rows, full, adapted)
+
+    def _run(self, rows: Rows, full: int, adapted: AdaptedRows | None) -> Rows:
         parts: list[Rows] = []
         for start in range(0, len(rows[0]), full):
             chunk = tuple(each[start : start + full] for each in rows)
             real = len(chunk[0])
-            answer = self._forward(_fill(chunk, self._size_for(chunk, full)))
+            kinds = [] if adapted is None else adapted.kinds(start, real)
+            size = self._size_for(chunk, full, kinds, records=adapted is not None and adapted.records)
+            with nullcontext() if adapted is None else adapted.chunk(start, real, size):
+                answer = self._forward(_fill(chunk, size))
             parts.append(tuple(each[:real] for each in answer))
             self.num_forwards += 1
         return parts[0] if len(parts) == 1 else tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
-    def _size_for(self, chunk: Rows, full: int) -> int:
+    def _size_for(self, chunk: Rows, full: int, kinds: Sequence[Adapter], *, records: bool) -> int:
         """Return the smallest size tried that holds the chunk and gives the numbers of a full one."""
-        return next((size for size in self._sizes(chunk, full) if self._is_equal(chunk, size, full)), full)
 
-    def _sizes(self, chunk: Rows, full: int) -> Iterator[int]:
-        """Yield sizes to try: powers of two, and the chunk's own where the power of two below it is equal already."""
-        real = len(chunk[0])
-        below = 1 << real.bit_length() - 1
-        if real < full and (real == below or self._is_equal(chunk, below, full)):
-            yield real
-        yield from (1 << power for power in range(real.bit_length(), full.bit_length()) if 1 << power < full)
+        def is_equal(size: int) -> bool:
+            tried = [None, *kinds]
+            return all(self._is_equal(chunk, size, full, each, records=records) for each in tried)
 
-    def _is_equal(self, chunk: Rows, size: int, full: int) -> bool:
-        """Whether chunks of ``size`` rows round as full ones do; tried once per shape, on random images."""
-        key = (size, full, torch.get_num_threads(), *((each.shape[1:], each.dtype) for each in chunk))
+        return next((size for size in _sizes(len(chunk[0]), full, is_equal) if is_equal(size)), full)
+
+    def _is_equal(self, chunk: Rows, size: int, full: int, like: Adapter | None, *, records: bool) -> bool:
+        """Whether chunks of ``size`` rows round as full ones do; tried once per shape, on random images.
+
+        Args:
+            chunk: Gives the shape.
+            size: Rows to try.
+            full: Rows of a full chunk.
+            like: An adapter of the kind that all rows are tried with; None for none.
+            records: Whether the adapters' gradients have to be equal too.
+        """
+        kind = None if like is None else (like.kind, records)
+        key = (size, full, torch.get_num_threads(), kind, *((each.shape[1:], each.dtype) for each in chunk))
         if key not in self._verdicts:
             generator = torch.Generator().manual_seed(size)
             probe = tuple(
@@ -77,9 +100,21 @@ class FixedChunks:
                 else each
                 for each in _fill(chunk, full)
             )
-            large, small = self._forward(probe), self._forward(tuple(each[:size] for each in probe))
-            self._verdicts[key] = all(torch.equal(a[:size], b) for a, b in zip(large, small, strict=True))
+            if like is None:
+                with adapting(None), torch.no_grad():
+                    large, small = self._forward(probe), self._forward(tuple(each[:size] for each in probe))
+                self._verdicts[key] = all(torch.equal(a[:size], b) for a, b in zip(large, small, strict=True))
+            else:
+                self._verdicts[key] = rounds_alike(self._forward, probe, size, like, records=records)
         return self._verdicts[key]
+
+
+def _sizes(real: int, full: int, is_equal: Callable[[int], bool]) -> Iterator[int]:
+    """Yield sizes to try: powers of two, and the chunk's own where the power of two below it is equal already."""
+    below = 1 << real.bit_length() - 1
+    if real < full and (real == below or is_equal(below)):
+        yield real
+    yield from (1 << power for power in range(real.bit_length(), full.bit_length()) if 1 << power < full)
 
 
 def rows_that_pay(num_tokens: int, device: torch.device) -> int | None:
