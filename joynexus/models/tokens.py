@@ -1,7 +1,8 @@
 """Prompts to token ids: fixed buckets, never a silent cut, and a memory of what was tokenised before."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Int64
@@ -16,13 +17,17 @@ REMEMBERED_PROMPTS = 4096
 class PromptTable:
     """Token ids of prompts, padded on the right to the bucket of the policy."""
 
-    def __init__(self, encode: Callable[[str], Sequence[int]], *, pad_id: int) -> None:
+    def __init__(
+        self, encode: Callable[[str], Sequence[int]], *, pad_id: int, special_ids: Mapping[str, int] | None = None
+    ) -> None:
         """Wrap a tokenizer.
 
         Args:
             encode: Token ids of one prompt, special tokens included.
             pad_id: Id that fills a bucket.
+            special_ids: Ids of special tokens by the tokenizer's own names for them, such as ``global_image_token``.
         """
+        self.special_ids = dict(special_ids or {})
 
         def ids(prompt: str) -> tuple[int, ...]:
             return tuple(encode(prompt))
@@ -58,6 +63,7 @@ class ByteTokenizer:
     pad_id = 0
     begin_id = 1
     num_special = 8
+    special_ids: ClassVar[Mapping[str, int]] = {"fake_image_token": 2, "image_token": 3, "global_image_token": 4}
 
     def encode(self, prompt: str) -> list[int]:
         """Return the beginning-of-text id and one id per byte."""

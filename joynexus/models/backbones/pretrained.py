@@ -14,6 +14,8 @@ from joynexus.specs.vlm_backbones import VlmBackboneSpec
 
 DOWNLOADS = "JOYNEXUS_ALLOW_DOWNLOADS"
 """Environment variable: set to 1 where a hub id may be downloaded; otherwise it has to be in the local cache."""
+SPECIAL_TOKENS = ("fake_image_token", "global_image_token", "image_token")
+"""Tokens that a family puts around images, by the tokenizer's own names."""
 SHOWN = 3
 """Names of an error's list that are spelt out."""
 
@@ -52,7 +54,7 @@ def _random(spec: VlmBackboneSpec, config_class: str) -> tuple[Any, PromptTable]
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(spec.seed)
         model = library.AutoModel.from_config(config, dtype=DTYPES[spec.dtype], attn_implementation="sdpa")
-    return model, PromptTable(tokenizer.encode, pad_id=tokenizer.pad_id)
+    return model, PromptTable(tokenizer.encode, pad_id=tokenizer.pad_id, special_ids=tokenizer.special_ids)
 
 
 def _pretrained(spec: VlmBackboneSpec, model_class: str) -> tuple[Any, PromptTable]:
@@ -76,7 +78,9 @@ def _pretrained(spec: VlmBackboneSpec, model_class: str) -> tuple[Any, PromptTab
     def encode(prompt: str) -> list[int]:
         return tokenizer(prompt)["input_ids"]
 
-    return model, PromptTable(encode, pad_id=pad_id)
+    found = {name: getattr(tokenizer, f"{name}_id", None) for name in SPECIAL_TOKENS}
+    special_ids = {name: int(each) for name, each in found.items() if each is not None}
+    return model, PromptTable(encode, pad_id=pad_id, special_ids=special_ids)
 
 
 def _check_keys(spec: VlmBackboneSpec, info: dict[str, Any]) -> None:

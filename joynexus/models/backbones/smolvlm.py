@@ -11,15 +11,18 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import SmolVLMModel
 
+from joynexus.errors import SpecError
+from joynexus.models.adapters import linear_layers
 from joynexus.models.backbone import Backbone
 from joynexus.models.backbones.pretrained import build_model
 from joynexus.models.chunks import FixedChunks, Rows, rows_that_pay
 from joynexus.models.images import resize_with_pad
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
+from joynexus.models.rotary import rotary_angles, rotate
 from joynexus.models.tokens import PromptTable
 from joynexus.specs.backbone import BackboneSpec
 from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec
@@ -38,6 +41,8 @@ class SmolVlmBackbone(Backbone):
         """
         super().__init__()
         self.spec = spec
+        self._positions = spec.positions
+        self._rope_base, self._pad_to = spec.rope_base, spec.pad_prefix_to or 0
         parts: Any = model
         config, text = parts.config, parts.text_model
         self._vision: Any = parts.vision_model
@@ -47,10 +52,12 @@ class SmolVlmBackbone(Backbone):
         self._norm: Any = text.norm
         self._rotary: Any = text.rotary_emb
         self._prompts = prompts
+        self._image_frame = _image_frame(prompts) if spec.image_special_tokens else None
         self._chunks = FixedChunks(self._encode_chunk, spec.chunk_size)
         self._image_side = int(config.vision_config.image_size)
         self._tokens_per_image = (self._image_side // int(config.vision_config.patch_size) // config.scale_factor) ** 2
         self.hidden_dim = int(config.text_config.hidden_size)
+        self._scale = self.hidden_dim**0.5 if spec.embedding_scale == "sqrt_dim" else None
         heads, head_dim = int(config.text_config.num_key_value_heads), int(self._layers[0].self_attn.head_dim)
         self.kv_shape = (len(self._layers), heads, head_dim)
         self.num_heads = int(config.text_config.num_attention_heads)
@@ -77,10 +84,14 @@ class SmolVlmBackbone(Backbone):
         backbone.to(device).freeze()
         return backbone
 
+    def adapter_layers(self) -> dict[str, nn.Linear]:
+        """Return the linear layers of the language layers; see :meth:`Backbone.adapter_layers`."""
+        return linear_layers("text_model.layers", self._layers)
+
     def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:
         """Count the positions of one sample's prefix, from the sizes of the loaded model."""
         del image_size  # every frame is resized to the vision tower's own size
-        return num_cameras * self._tokens_per_image + num_tokens
+        return self._positions(num_cameras, self._tokens_per_image, num_tokens)
 
     def tokenize(self, prompts: Sequence[str], max_tokens: int) -> tuple[Int64[Tensor, "b l"], Bool[Tensor, "b l"]]:
         """Turn prompts into token ids and mask; see :meth:`Backbone.tokenize`."""
@@ -89,7 +100,7 @@ class SmolVlmBackbone(Backbone):
     @torch.no_grad()
     def prefix(self, batch: PrefixBatch, signature: str) -> PrefixFeatures:
         """Encode rows of one signature, in chunks of ``spec.chunk_size`` rows, fewer for long prefixes on a CPU."""
-        length = batch.images.shape[1] * self._tokens_per_image + batch.tokens.shape[1]
+        length = self.prefix_length(batch.images.shape[1], (0, 0), batch.tokens.shape[1])
         answer = self._chunks.run(
             (batch.images, batch.image_mask, batch.tokens, batch.token_mask),
             max_rows=rows_that_pay(length, self.device),
@@ -111,29 +122,73 @@ class SmolVlmBackbone(Backbone):
         )
         return prefix.grow(hidden, keys, values)
 
+    def pixels(self, images: UInt8[Tensor, "n h w 3"]) -> Float[Tensor, "n 3 s s"]:
+        """Turn frames of one size into what the vision tower sees, in float32."""
+        return resize_with_pad(images, self._image_side)
+
     def _encode_chunk(self, rows: Rows) -> Rows:
         """Encode images, camera masks, token ids and token masks to hidden states, padding, K and V per layer."""
-        images, image_mask, tokens, valid = rows
-        embedded = self._embed(tokens)
+        images, image_mask, tokens, token_mask = rows
+        pixels: Tensor | None = None
         if images.shape[1]:
-            embedded = torch.cat([self._image_tokens(images).to(embedded.dtype), embedded], dim=1)
-            valid = torch.cat([image_mask.repeat_interleave(self._tokens_per_image, dim=1), valid], dim=1)
+            side = self._image_side
+            pixels = self.pixels(images.flatten(0, 1)).view(*images.shape[:2], 3, side, side)
+        return self.encode_pixels(pixels, image_mask, tokens, token_mask)
+
+    def encode_pixels(
+        self,
+        pixels: Float[Tensor, "b c 3 s s"] | None,
+        image_mask: Bool[Tensor, "b c"],
+        tokens: Int64[Tensor, "b l"],
+        token_mask: Bool[Tensor, "b l"],
+    ) -> Rows:
+        """Encode a chunk of rows whose frames are pixels already.
+
+        Returns:
+            Hidden states after the final norm, padding, and K and V per layer.
+        """
+        embedded, valid = self.embed(pixels, image_mask, tokens, token_mask)
         # A row with nothing to see attends to its padding: softmax over an empty set is NaN.
         attended = valid | ~valid.any(dim=1, keepdim=True)
         positions = (attended.cumsum(dim=1) - 1).clamp(min=0)
         hidden, keys, values = self._run_layers(embedded, positions, attended, past=((), ()))
         return (hidden, ~valid, *keys, *values)
 
-    def _image_tokens(self, images: UInt8[Tensor, "b c h w 3"]) -> Float[Tensor, "b n d"]:
-        """Tokens of all cameras, in order.
+    def embed(
+        self,
+        pixels: Float[Tensor, "b c 3 s s"] | None,
+        image_mask: Bool[Tensor, "b c"],
+        tokens: Int64[Tensor, "b l"],
+        token_mask: Bool[Tensor, "b l"],
+    ) -> tuple[Float[Tensor, "b p d"], Bool[Tensor, "b p"]]:
+        """Return the embeddings of the prefix, cameras in order before the language, and which of them are seen."""
+        embedded, valid = self._scaled(self._embed(tokens)), token_mask
+        if pixels is not None:
+            seen = self._image_tokens(pixels).to(embedded.dtype)
+            shown = image_mask[..., None].expand(*image_mask.shape, seen.shape[2])
+            if self._image_frame is not None:  # not scaled, and seen even where the camera is missing
+                frame = self._embed(torch.tensor(self._image_frame, device=tokens.device))
+                start, end = (each.expand(*seen.shape[:2], -1, -1) for each in (frame[:-1], frame[-1:]))
+                seen = torch.cat([start, seen, end], dim=2)
+                around = shown.new_ones(())
+                shown = torch.cat([around.expand(start.shape[:3]), shown, around.expand(end.shape[:3])], dim=2)
+            embedded = torch.cat([seen.flatten(1, 2), embedded], dim=1)
+            valid = torch.cat([shown.flatten(1, 2), valid], dim=1)
+        missing = max(self._pad_to - embedded.shape[1], 0)
+        return functional.pad(embedded, (0, 0, 0, missing)), functional.pad(valid, (0, missing))
+
+    def _image_tokens(self, pixels: Float[Tensor, "b c 3 s s"]) -> Float[Tensor, "b c n d"]:
+        """Tokens of each camera.
 
         The tower and the connector are called by themselves: the model's own ``get_image_features`` drops images
         whose pixels are all 0, which a uniformly grey frame is after scaling.
         """
-        rows, cameras = images.shape[:2]
-        pixels = resize_with_pad(images.flatten(0, 1), self._image_side)
-        seen = self._vision(pixel_values=pixels.to(self._embed.weight.dtype)).last_hidden_state
-        return self._connector(seen).reshape(rows, cameras * self._tokens_per_image, -1)
+        frames = pixels.flatten(0, 1).to(self._embed.weight.dtype)
+        seen = self._connector(self._vision(pixel_values=frames).last_hidden_state)
+        return self._scaled(seen.reshape(*pixels.shape[:2], self._tokens_per_image, -1))
+
+    def _scaled(self, embedded: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        return embedded if self._scale is None else embedded * self._scale
 
     def _run_layers(
         self,
@@ -148,7 +203,7 @@ class SmolVlmBackbone(Backbone):
         Returns:
             Hidden states after the final norm, and K (after rotary embedding) and V of past and new tokens per layer.
         """
-        cos, sin = (each[:, None] for each in self._rotary(hidden, positions))
+        cos, sin = self._cos_sin(hidden, positions)
         mask = valid[:, None, None, :]
         keys: list[Tensor] = []
         values: list[Tensor] = []
@@ -159,7 +214,7 @@ class SmolVlmBackbone(Backbone):
             query = attention.q_proj(normed).view(heads).transpose(1, 2)
             key = attention.k_proj(normed).view(heads).transpose(1, 2)
             value = attention.v_proj(normed).view(heads).transpose(1, 2)
-            query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
             if past[0]:
                 key, value = torch.cat([past[0][index], key], dim=2), torch.cat([past[1][index], value], dim=2)
             keys.append(key)
@@ -172,7 +227,21 @@ class SmolVlmBackbone(Backbone):
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return self._norm(hidden), tuple(keys), tuple(values)
 
+    def _cos_sin(self, hidden: Float[Tensor, "b q d"], positions: Int64[Tensor, "b q"]) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotary embedding [b 1 q e]; in float32 where the spec gives its base."""
+        if self._rope_base is None:
+            cos, sin = self._rotary(hidden, positions)
+            return cos[:, None], sin[:, None]
+        return rotary_angles(positions, self.kv_shape[2], base=self._rope_base)
 
-def _rotate(states: Float[Tensor, "b n q e"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b n q e"]:
-    first, second = states.chunk(2, dim=-1)
-    return states * cos + torch.cat([-second, first], dim=-1) * sin
+
+def _image_frame(prompts: PromptTable) -> tuple[int, int, int]:
+    """Ids of the two tokens before and the one after each image, as SmolVLM's own processor puts them."""
+    names = ("fake_image_token", "global_image_token")
+    missing = [name for name in names if name not in prompts.special_ids]
+    if missing:
+        raise SpecError(
+            f"smolvlm: image_special_tokens is true, the tokenizer knows no {missing}. Take a SmolVLM tokenizer."
+        )
+    fake, whole = (prompts.special_ids[name] for name in names)
+    return fake, whole, fake
