@@ -36,7 +36,7 @@ from joynexus.models.formats.lerobot_processors import (
     read_stats,
 )
 from joynexus.models.formats.streaming import TensorFile
-from joynexus.models.formats.vlm_folder import TOKENIZER_FILES, vlm_folder
+from joynexus.models.formats.vlm_folder import vlm_folder
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -103,8 +103,9 @@ def open_lerobot(path: Path | str, *, vlm: Path | str | None = None) -> Imported
         policy=_with_normalization(fields.policy, modes),
         stats=stats,
         vlm_config=fields.vlm_config,
-        vlm_files=[file for each in TOKENIZER_FILES if (file := found.tokenizer / each).is_file()],
-        original_files=_originals(folder, before, after),
+        vlm_files=found.files(),
+        original_files=_originals(folder, before, after) | found.inside(folder),
+        layout={"weights": WEIGHTS},
         notes=fields.notes,
     )
 

@@ -34,6 +34,8 @@ PI_NEEDS: Mapping[str, tuple[Any, ...]] = {
 SMOLVLM, EXPERT = "vlm_with_expert.vlm.", "vlm_with_expert."
 PALIGEMMA, GEMMA = "paligemma_with_expert.paligemma.", "paligemma_with_expert."
 HEAD, EMBEDDING = "lm_head.weight", "model.language_model.embed_tokens.weight"
+NUM_HEADS = 8
+"""Of both variants that a configuration can name; LeRobot's own code has this number written in."""
 CAMERA = re.compile(r"^observation\.(images\.|image$)")
 
 
@@ -168,12 +170,23 @@ def pi05_fields(source: Source) -> Fields:
 
 def _pi_module(source: Source) -> dict[str, Any]:
     shapes = source.shapes("policy")
-    width = shapes.get("gemma_expert.model.layers.0.mlp.gate_proj.weight")
-    if width is None:
-        raise CheckpointError(f"{source.tensors.path}: lacks the layers of gemma_expert. Is it a whole checkpoint?")
+    query, key, gate = (
+        shapes.get(f"gemma_expert.model.layers.0.{each}.weight", (0, 0))
+        for each in ("self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj")
+    )
+    if 0 in (*query, *key, *gate) or query[0] % NUM_HEADS or key[0] % (query[0] // NUM_HEADS):
+        raise CheckpointError(
+            f"{source.tensors.path}: layer 0 of gemma_expert has q_proj {list(query)}, k_proj {list(key)}, gate_proj "
+            f"{list(gate)}: no expert of {NUM_HEADS} heads. Is it a whole checkpoint?"
+        )
+    head_dim = query[0] // NUM_HEADS
     return {
-        "width": width[1],
-        "mlp_width": width[0],
+        "num_layers": source.num_layers("policy", r"gemma_expert\.model\.layers\.(\d+)\."),
+        "hidden_dim": gate[1],
+        "mlp_dim": gate[0],
+        "num_heads": NUM_HEADS,
+        "num_kv_heads": key[0] // head_dim,
+        "head_dim": head_dim,
         "max_action_dim": source.number("max_action_dim"),
         "min_period": float(source.config["min_period"]),
         "max_period": float(source.config["max_period"]),

@@ -24,6 +24,8 @@ from joynexus.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000
 """The reference reader's own limit."""
+METADATA = "__metadata__"
+"""Entry of a header that is no tensor."""
 BLOCK_BYTES = 4 << 20
 """Bytes that are held at once while tensors are copied from file to file."""
 
@@ -89,25 +91,12 @@ class TensorFile:
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}. Check the path.") from error
         self._data_begins = 8 + length
-        entries = _parse(path, self.header)
-        self.metadata: dict[str, str] = {}
-        metadata = entries.pop("__metadata__", None)
-        if isinstance(metadata, dict):
-            self.metadata = {str(k): str(v) for k, v in cast("dict[object, object]", metadata).items()}
-        self._offsets: dict[str, int] = {}
-        self.infos: dict[str, TensorInfo] = {}
+        self.infos, self._offsets, data_bytes = read_header(path, self.header)
         """By name, in the order of their bytes in the file."""
-        self._index(entries, size - self._data_begins)
-
-    def _index(self, entries: Mapping[str, Any], data_bytes: int) -> None:
-        parsed = [(name, *_entry(self.path, name, entry)) for name, entry in entries.items()]
-        end = 0
-        for name, begin, stop, info in sorted(parsed, key=lambda each: (each[1], each[2])):
-            if begin != end or stop - begin != info.nbytes:
-                raise _refused(self.path, f"tensor {name!r} is at bytes {begin} to {stop}, need {end} to {info.nbytes}")
-            self._offsets[name], self.infos[name], end = begin, info, stop
-        if end != data_bytes:
-            raise _refused(self.path, f"its tensors end at byte {end}, its data at {data_bytes}: it was cut or padded")
+        if data_bytes != size - self._data_begins:
+            raise _refused(
+                path, f"its tensors have {data_bytes} bytes, the file {size - self._data_begins}: it was cut"
+            )
 
     def blocks(self, name: str) -> Iterator[bytes]:
         """Read the bytes of one tensor, at most ``BLOCK_BYTES`` at once."""
@@ -136,6 +125,32 @@ class TensorFile:
     def source(self, name: str) -> TensorSource:
         """Return a tensor as something to write elsewhere."""
         return TensorSource(info=self.infos[name], blocks=lambda: self.blocks(name))
+
+
+def read_header(path: Path, header: bytes) -> tuple[dict[str, TensorInfo], dict[str, int], int]:
+    """Read and check a header.
+
+    Args:
+        path: Of the file that it is from, for messages.
+        header: Its JSON.
+
+    Returns:
+        Tensors by name in the order of their bytes, where each begins behind the header, and where the last one ends.
+
+    Raises:
+        CheckpointError: If tensors overlap, leave gaps, or have another size than their shape.
+    """
+    parsed = [(name, *_entry(path, name, each)) for name, each in _parse(path, header).items() if name != METADATA]
+    infos: dict[str, TensorInfo] = {}
+    offsets: dict[str, int] = {}
+    end = 0
+    for name, begin, stop, info in sorted(parsed, key=lambda each: (each[1], each[2])):
+        if begin != end or stop - begin != info.nbytes:
+            raise _refused(
+                path, f"tensor {name!r} is at bytes {begin} to {stop}, its place is {end} to {end + info.nbytes}"
+            )
+        infos[name], offsets[name], end = info, begin, stop
+    return infos, offsets, end
 
 
 def tensor_source(tensor: Tensor, dtype: str | None = None) -> TensorSource:
@@ -215,7 +230,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _header(sources: Mapping[str, TensorSource], metadata: Mapping[str, str] | None) -> bytes:
-    entries: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    entries: dict[str, Any] = {} if metadata is None else {METADATA: dict(metadata)}
     at = 0
     for name, source in sources.items():
         end = at + source.info.nbytes

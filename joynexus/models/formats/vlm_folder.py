@@ -38,6 +38,15 @@ class VlmFolder:
     tokenizer: Path
     """Folder of the tokenizer's files."""
 
+    def files(self) -> list[Path]:
+        """Return the tokenizer's files."""
+        return [file for each in TOKENIZER_FILES if (file := self.tokenizer / each).is_file()]
+
+    def inside(self, checkpoint: Path) -> dict[str, Path]:
+        """Return all files that are in the checkpoint's own folder, by their path in it."""
+        found = [*self.files(), *([] if self.config is None else [self.config])]
+        return {str(each.relative_to(checkpoint)): each for each in found if each.is_relative_to(checkpoint)}
+
 
 def vlm_folder(checkpoint: Path, *, named: str, given: Path | None) -> VlmFolder:
     """Find configuration and tokenizer.
@@ -53,7 +62,8 @@ def vlm_folder(checkpoint: Path, *, named: str, given: Path | None) -> VlmFolder
     Raises:
         CheckpointError: If there is no tokenizer, saying what to give.
     """
-    folders = [given] if given is not None else [checkpoint / named, checkpoint / "tokenizer", _cached(named)]
+    beside_it = [checkpoint / named, checkpoint / "tokenizer"]
+    folders = [given] if given is not None else [*beside_it, _cached(named)]
     beside = checkpoint / "paligemma_config.json"
     for folder in folders:
         if folder is None or not any((folder / each).is_file() for each in TOKENIZERS):
