@@ -13,6 +13,8 @@ class ActionModuleSpec(Component):
 
     gives_log_prob: ClassVar[bool] = False
     """Whether ``act`` gives log-probability and value, as policy-gradient algorithms need."""
+    needs_state: ClassVar[bool] = False
+    """Whether it has weights for the robot's state that are of no use without one."""
 
     def num_parameters(self, *, prefix_dim: int, state_dim: int, action_dim: int, horizon: int) -> int:
         """Estimate the number of trainable parameters."""
@@ -20,6 +22,14 @@ class ActionModuleSpec(Component):
 
     def longest_prefix(self) -> int | None:
         """Return the most prefix positions that the module reads; None reads any number."""
+        return None
+
+    def widest_state(self) -> int | None:
+        """Return the widest state that the module takes; None takes any."""
+        return None
+
+    def widest_action(self) -> int | None:
+        """Return the widest action that the module gives; None gives any."""
         return None
 
 

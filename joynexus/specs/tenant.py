@@ -89,6 +89,19 @@ class PolicySpec(Spec):
     adapter: AdapterSpec | None = None
     """Low-rank changes of the backbone, trained with the action module; without, the backbone stays as it is."""
 
+    @model_validator(mode="after")
+    def _module_fits(self) -> "PolicySpec":
+        module, state_dim, action_dim = self.action_module, self.observation.state_dim, self.action.dim
+        if module.needs_state and state_dim == 0:
+            raise ValueError(f"action_module {module.type!r} reads the state, observation.state_dim is 0")
+        for name, width, widest in (
+            ("observation.state_dim", state_dim, module.widest_state()),
+            ("action.dim", action_dim, module.widest_action()),
+        ):
+            if widest is not None and width > widest:
+                raise ValueError(f"{name} is {width}, action_module {module.type!r} takes at most {widest}")
+        return self
+
     @property
     def state_normalization(self) -> NormalizationMode:
         """How the state is normalised."""

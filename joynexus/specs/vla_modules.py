@@ -91,6 +91,9 @@ class GemmaExpertSpec(ActionModuleSpec):
             raise ValueError(f"num_kv_heads {self.num_kv_heads} does not divide num_heads {self.num_heads}")
         return self
 
+    def widest_action(self) -> int | None:  # noqa: D102
+        return self.max_action_dim
+
     def _layer_parameters(self) -> int:
         """Count the weights of one layer's attention and MLP."""
         attention = 2 * self.hidden_dim * self.head_dim * (self.num_heads + self.num_kv_heads)
@@ -104,9 +107,13 @@ class Pi0ModuleSpec(GemmaExpertSpec):
     """
 
     implementation: ClassVar[str] = "joynexus.models.action_modules.pi0:Pi0Module"
+    needs_state: ClassVar[bool] = True
     type: Literal["pi0"] = "pi0"
     max_state_dim: int = Field(default=32, ge=1, le=1024)
     """States are padded with 0 to this width."""
+
+    def widest_state(self) -> int | None:  # noqa: D102
+        return self.max_state_dim
 
     def num_parameters(self, *, prefix_dim: int, state_dim: int, action_dim: int, horizon: int) -> int:  # noqa: D102
         del prefix_dim, state_dim, action_dim, horizon  # padded to the widths above

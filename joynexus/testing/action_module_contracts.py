@@ -12,7 +12,7 @@ from joynexus.specs.action_module import ActionModuleSpec
 from joynexus.testing.model_contracts import no_global_randomness, require
 from joynexus.testing.model_inputs import fake_prefix
 
-DIMS = ModuleDims(prefix_dim=32, state_dim=5, action_dim=3, horizon=4)
+DIMS = ModuleDims(prefix_dim=32, state_dim=5, action_dim=3, horizon=4, kv_shape=(2, 2, 8), num_heads=4)
 ROWS = 6
 CLOSE = 1e-5
 """Rounding of a row may change with the number of rows; its draws may not."""
@@ -27,7 +27,7 @@ def check_action_module(spec: ActionModuleSpec) -> None:
     Raises:
         AssertionError: Saying which promise is broken.
     """
-    for dims in (DIMS, replace(DIMS, state_dim=0)):
+    for dims in (DIMS,) if spec.needs_state else (DIMS, replace(DIMS, state_dim=0)):
         with no_global_randomness("building or resetting the module"):
             module = build_action_module(spec, dims, seed=3)
         check_parameters(module)
@@ -78,7 +78,7 @@ def check_loss(module: ActionModule) -> None:
     evaluated = _loss(module)
     module.train()
     require(torch.equal(loss, evaluated), "train() and eval() differ; dropout would draw global random numbers")
-    halves = replace(_prefix(module), hidden=_prefix(module).hidden.to(torch.bfloat16))
+    halves = _prefix(module).map(lambda each: each.to(torch.bfloat16) if each.is_floating_point() else each)
     require(bool(_loss(module, prefix=halves).isfinite().all()), "bfloat16 features give no finite loss")
 
 
@@ -107,9 +107,16 @@ def check_padded_steps_ignored(module: ActionModule) -> None:
 def check_padded_prefix_ignored(module: ActionModule) -> None:
     """Check that padded positions of the prefix change neither loss nor actions."""
     prefix = _prefix(module)
-    hidden = prefix.hidden.clone()
-    hidden[prefix.pad] = 7.0
-    dirty = replace(prefix, hidden=hidden)
+
+    def spoil(states: Tensor) -> Tensor:
+        return torch.where(prefix.pad[:, None, :, None], torch.full_like(states, 7.0), states)
+
+    dirty = replace(
+        prefix,
+        hidden=spoil(prefix.hidden[:, None])[:, 0],
+        keys=tuple(spoil(each) for each in prefix.keys),
+        values=tuple(spoil(each) for each in prefix.values),
+    )
     require(torch.equal(_loss(module), _loss(module, prefix=dirty)), "padded prefix positions change the loss")
     require(
         torch.equal(_act(module).actions, _act(module, prefix=dirty).actions), "padded prefix positions change actions"

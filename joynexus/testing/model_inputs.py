@@ -62,9 +62,20 @@ def fake_prefix_batch(
 
 
 def fake_prefix(dims: ModuleDims, rows: int, *, length: int = 12, seed: int = 0) -> PrefixFeatures:
-    """Return prefix features without K/V for an action module: Normal numbers, the last third of row 0 padded."""
+    """Return prefix features for an action module: Normal numbers, the last third of row 0 padded.
+
+    Args:
+        dims: Sizes of the module; ``kv_shape`` says how many layers of keys and values there are.
+        rows: Number of rows.
+        length: Positions of the prefix.
+        seed: Of the numbers.
+    """
     generator = torch.Generator().manual_seed(seed)
     pad = torch.zeros(rows, length, dtype=torch.bool)
     pad[:1, -(length // 3) :] = True
     hidden = torch.randn(rows, length, dims.prefix_dim, generator=generator)
-    return PrefixFeatures(hidden=hidden, pad=pad, signature="fake")
+    layers, heads, width = dims.kv_shape
+    keys, values = (
+        tuple(torch.randn(rows, heads, length, width, generator=generator) for _ in range(layers)) for _ in range(2)
+    )
+    return PrefixFeatures(hidden=hidden, pad=pad, keys=keys, values=values, signature="fake")

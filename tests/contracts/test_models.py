@@ -12,24 +12,30 @@ from joynexus.models.backbones.smolvlm import SmolVlmBackbone
 from joynexus.specs.action_module import FlowMatchingModuleSpec, GaussianModuleSpec, OftModuleSpec
 from joynexus.specs.backbone import LiteBackboneSpec, SmolVlmBackboneSpec
 from joynexus.specs.registry import component_types
+from joynexus.specs.vla_modules import Pi0ModuleSpec, Pi05ModuleSpec
 from joynexus.testing.action_module_contracts import check_action_module
 from joynexus.testing.model_contracts import check_backbone
-from joynexus.testing.tiny import TINY_SMOLVLM
+from joynexus.testing.tiny import TINY_PALIGEMMA, TINY_SMOLVLM
 
 BACKBONES = {
     "lite": [
         LiteBackboneSpec(type="lite", chunk_size=4),
         LiteBackboneSpec(type="lite", chunk_size=2, feature_stride=16),
     ],
+    "paligemma": [TINY_PALIGEMMA, TINY_PALIGEMMA.model_copy(update={"dtype": "bfloat16"})],
     "smolvlm": [TINY_SMOLVLM, TINY_SMOLVLM.model_copy(update={"dtype": "bfloat16"})],
 }
 """One small instance, at least, of every registered backbone."""
+GEMMA = {"num_layers": 2, "hidden_dim": 16, "mlp_dim": 32, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+GEMMA |= {"max_action_dim": 6, "num_sampling_steps": 3}
 MODULES = {
     "oft": OftModuleSpec(type="oft", hidden_dim=32, token_dim=8, max_prefix_tokens=16, num_layers=3),
     "flow_matching": FlowMatchingModuleSpec(
         type="flow_matching", hidden_dim=32, num_layers=2, num_heads=2, num_sampling_steps=3
     ),
     "gaussian": GaussianModuleSpec(type="gaussian", hidden_dim=32, token_dim=8, max_prefix_tokens=16),
+    "pi0": Pi0ModuleSpec(type="pi0", max_state_dim=8, **GEMMA),
+    "pi05": Pi05ModuleSpec(type="pi05", **GEMMA),
 }
 """One small instance of every registered action module."""
 
