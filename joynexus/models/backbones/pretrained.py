@@ -66,7 +66,7 @@ def _pretrained(spec: VlmBackboneSpec, model_class: str) -> tuple[Any, PromptTab
         model, info = getattr(library, model_class).from_pretrained(
             spec.path, dtype=DTYPES[spec.dtype], attn_implementation="sdpa", output_loading_info=True, **where
         )
-        tokenizer = library.AutoTokenizer.from_pretrained(spec.path, **where)
+        tokenizer = _tokenizer(spec.path, where)
     except (OSError, ValueError) as error:
         raise SpecError(
             f"{spec.type}: cannot load {spec.path!r}: {error} Give a folder with config, weights and tokenizer; "
@@ -81,6 +81,19 @@ def _pretrained(spec: VlmBackboneSpec, model_class: str) -> tuple[Any, PromptTab
     found = {name: getattr(tokenizer, f"{name}_id", None) for name in SPECIAL_TOKENS}
     special_ids = {name: int(each) for name, each in found.items() if each is not None}
     return model, PromptTable(encode, pad_id=pad_id, special_ids=special_ids)
+
+
+def _tokenizer(path: str | None, where: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Load a tokenizer as its ``tokenizer.json`` says, where there is one.
+
+    Left to itself the library takes the class that the config names, and some of these put their own splitting rules in
+    place of the file's.
+    """
+    library: Any = transformers
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    described = library.utils.cached_file(path, "tokenizer.json", **where, **quiet)
+    loader = library.AutoTokenizer if described is None else library.PreTrainedTokenizerFast
+    return loader.from_pretrained(path, **where)
 
 
 def _check_keys(spec: VlmBackboneSpec, info: dict[str, Any]) -> None:
