@@ -114,7 +114,6 @@ def start_service(spec: ServiceSpec, root: Path, *, lifeline: str | None = None)
     Raises:
         JoyNexusError: Why it can't be brought up; what was started is taken down again.
     """
-    serve.start(proxy_location="Disabled")
     spec = spec.model_copy(update={"storage": spec.storage.model_copy(update={"root": root})})
     namespace = names.namespace(spec.service)
     arguments = (spec.model_dump_json(), str(root), lifeline)
@@ -126,6 +125,7 @@ def start_service(spec: ServiceSpec, root: Path, *, lifeline: str | None = None)
     except BaseException:
         stop_service(spec.service)
         raise
+    serve.start(proxy_location="Disabled")  # it runs: this process forgets the one of a Ray that it was on before
     return master
 
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from joynexus.actors import names
-from joynexus.actors.clients import QueueClient, ReplicaClient
+from joynexus.actors.queue_client import QueueClient
+from joynexus.actors.replica_client import ReplicaClient
 from joynexus.actors.timed_lane import TimedLane
 from joynexus.envs.base import ChunkOutcome, EpisodeStart
 from joynexus.envs.session import VectorSession

@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 import uuid
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ray import serve
 from ray.exceptions import RayError
@@ -20,12 +20,14 @@ from ray.serve.handle import DeploymentHandle
 from joynexus.actors import names, ray_calls
 from joynexus.actors.policy_store import Changes, Known
 from joynexus.errors import ServiceError, TenantNotFoundError
-from joynexus.inference.engine import InferenceEngine
 from joynexus.observability.latency import LatencyBook
 from joynexus.observability.logs import setup_logging
 from joynexus.queues.inference_queue import GroupBatcher
 from joynexus.specs.service import ServiceSpec
 from joynexus.types import ActionChunk, PolicySnapshot, PredictRequest
+
+if TYPE_CHECKING:
+    from joynexus.inference.engine import InferenceEngine
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +69,11 @@ class InferenceReplica:
         self._start_following()
 
     @staticmethod
-    def load_engine(spec: ServiceSpec, backbone: str) -> InferenceEngine:
+    def load_engine(spec: ServiceSpec, backbone: str) -> "InferenceEngine":
         """Load what the replica runs: a deployment of another engine replaces this."""
+        # Not for whoever deploys it: the Master does no tensor math, and would wait for torch.
+        from joynexus.inference.engine import InferenceEngine  # noqa: PLC0415
+
         return InferenceEngine.load(spec.backbones[backbone], spec.inference, backbone_name=backbone)
 
     def _start_following(self) -> None:

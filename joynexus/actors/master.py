@@ -1,7 +1,7 @@
 """The Master: takes tenants in, keeps what should run running, and answers what runs.
 
     caller --submit--> Master: compile -> admit -> record on disk -> answer
-    bring-up thread:   PolicyStore, then per backbone: placement group, queue, TrainingActor, replicas
+    bring-up thread:   Serve | PolicyStore, per backbone: placement group, queue, TrainingActor; then all replicas
     health thread:     HealthManager (actors/health.py)
     one thread a tenant: TenantDriver (actors/tenant_driver.py)
 
@@ -14,6 +14,7 @@ import json
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +101,16 @@ class Master:
 
     def _start_roles(self) -> None:
         check_service_fits(self._spec)
-        self._health.watch(Role(name=names.POLICY_STORE, actor_class=PolicyStore), self._restore_store)
+        with ThreadPoolExecutor(1) as pool:  # Serve starts while the trainers load
+            serving = pool.submit(lambda: serve.start(proxy_location="Disabled"))
+            self._health.watch(Role(name=names.POLICY_STORE, actor_class=PolicyStore), self._restore_store)
+            for backbone in self._spec.backbones:
+                self._start_trainer(backbone)
+            serving.result()
         for backbone in self._spec.backbones:
-            self._start_backbone(backbone)
+            deploy_replicas(self._spec, backbone)
 
-    def _start_backbone(self, backbone: str) -> None:
+    def _start_trainer(self, backbone: str) -> None:
         training, queue = self._spec.training.resources, self._spec.queue.resources
         group = create_group(
             names.service_group(self._spec.service, backbone),
@@ -133,7 +139,6 @@ class Master:
         self._health.watch(
             trainer, lambda: self._restore_trainer(backbone), lambda answer: self._usage.observe(backbone, answer)
         )
-        deploy_replicas(self._spec, backbone)
 
     # ---- what a role that was made anew has to be told
 

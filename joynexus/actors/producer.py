@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from joynexus.actors import names
-from joynexus.actors.clients import QueueClient
+from joynexus.actors.queue_client import QueueClient
 from joynexus.data.producer import LightCounts, ProducerEngine
 from joynexus.errors import JoyNexusError, ServiceError
 from joynexus.observability.logs import setup_logging, tenant_logger

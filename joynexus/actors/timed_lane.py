@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 @runtime_checkable
 class LaneClient(Protocol):
-    """The calls to the training queue that are timed; see :class:`joynexus.actors.clients.QueueClient`."""
+    """The calls to the training queue that are timed; see :class:`joynexus.actors.queue_client.QueueClient`."""
 
     def put(self, item: LaneItem, stop: threading.Event) -> PutAnswer | None:
         """Put by value, however long the lane is full."""

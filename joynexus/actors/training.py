@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray.exceptions import RayError
 
@@ -34,9 +34,10 @@ from joynexus.queues.training_queue import Lease
 from joynexus.scheduling.fairness import Priority
 from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import RlSpec, SftSpec, TenantSpec
-from joynexus.training.engine import TrainingEngine
-from joynexus.training.runtime import StepOutcome, TrainingRuntime
 from joynexus.types import LaneItem, PolicySnapshot, PolicyStats, TrainingCall, TrainingResult, WorkloadProgress
+
+if TYPE_CHECKING:
+    from joynexus.training.runtime import StepOutcome
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,10 @@ class TrainingActor:
     """Trains every tenant of one backbone."""
 
     def __init__(self, service: str, backbone: str) -> None:
+        # The Master, which starts this actor, names its class, and would wait for torch and pay for its memory.
+        from joynexus.training.engine import TrainingEngine  # noqa: PLC0415
+        from joynexus.training.runtime import TrainingRuntime  # noqa: PLC0415
+
         spec = ServiceSpec.model_validate_json(service)
         self._spec = spec
         self._backbone = backbone
@@ -163,7 +168,7 @@ class TrainingActor:
             refused += self._runtime.offer(items)
             self._inboxed.subtract(item.tenant for item in items)
 
-    def _note(self, outcome: StepOutcome) -> None:
+    def _note(self, outcome: "StepOutcome") -> None:
         """Write metrics down, and let the queue drop what a new version makes too old to be learnt from."""
         for tenant, result in outcome.results.items():
             progress = outcome.progress.get(tenant)
