@@ -146,6 +146,7 @@ def smolvla_fields(source: Source) -> Fields:
         "self_attn_every_n_layers": source.number("self_attn_every_n_layers"),
         "max_state_dim": source.number("max_state_dim"),
         "max_action_dim": source.number("max_action_dim"),
+        "norm_eps": float(text.get("rms_norm_eps", 1e-6)),
         "min_period": float(config["min_period"]),
         "max_period": float(config["max_period"]),
         "num_sampling_steps": source.number("num_steps"),

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from joynexus.errors import CheckpointError
+from joynexus.types import Array
 
 MAX_HEADER_BYTES = 100_000_000
 """The reference reader's own limit."""
@@ -167,6 +169,17 @@ def tensor_source(tensor: Tensor, dtype: str | None = None) -> TensorSource:
             yield plain.view(torch.uint8).numpy().data
 
     return TensorSource(info=info, blocks=blocks)
+
+
+def array_source(array: Array) -> TensorSource:
+    """Return an array in memory as something to write; nothing is copied."""
+    dtype = DTYPE_NAMES[torch.from_numpy(np.empty(0, dtype=array.dtype)).dtype]
+
+    def blocks() -> Iterator[memoryview]:
+        if array.size:
+            yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+    return TensorSource(info=TensorInfo(dtype=dtype, shape=tuple(array.shape)), blocks=blocks)
 
 
 def write_tensors(
