@@ -5,17 +5,16 @@ table. Readers take what the table holds at that moment and keep it for the whol
 publication, and a request is served wholly by one version.
 """
 
-import copy
 import threading
 from dataclasses import dataclass, replace
 
 import torch
 
 from joynexus.errors import CheckpointError, SpecError, StalePolicyError, TenantNotFoundError
-from joynexus.models.action_module import ActionModule
 from joynexus.models.backbone import Backbone
 from joynexus.models.normalizer import PolicyNormalizer
-from joynexus.models.policy import PolicyParts, build_policy
+from joynexus.models.policy import build_policy
+from joynexus.models.policy_parts import PolicyParts
 from joynexus.specs.tenant import PolicySpec
 from joynexus.types import PolicySnapshot
 
@@ -135,19 +134,19 @@ class PolicyTable:
             # Copying the module that is there saves drawing initial parameters that are overwritten at once.
             known = resident.newest.parts
             normalizer = PolicyNormalizer.of_policy(snapshot.policy, snapshot.stats, self._backbone.device)
-            parts = replace(known, module=copy.deepcopy(known.module), normalizer=normalizer)
+            parts = replace(known.copied(), normalizer=normalizer)
         else:
             parts = build_policy(snapshot.policy, self._backbone, seed=snapshot.seed, stats=snapshot.stats)
-        _load(parts.module, snapshot)
+        _load(parts, snapshot)
         return ServedPolicy(tenant=snapshot.tenant, version=snapshot.version, policy=snapshot.policy, parts=parts)
 
 
-def _load(module: ActionModule, snapshot: PolicySnapshot) -> None:
+def _load(parts: PolicyParts, snapshot: PolicySnapshot) -> None:
     try:
-        module.load_state_dict({name: torch.tensor(each) for name, each in snapshot.parameters.items()})
+        parts.load({name: torch.tensor(each) for name, each in snapshot.parameters.items()})
     except RuntimeError as error:
         raise CheckpointError(
             f"tenant {snapshot.tenant!r}, version {snapshot.version}: the parameters do not fit the action module "
             f"{snapshot.policy.action_module.type!r}: {error}. Publish what this policy trained."
         ) from error
-    module.requires_grad_(requires_grad=False).eval()
+    parts.freeze()

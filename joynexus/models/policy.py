@@ -6,6 +6,7 @@ Both build the same parts with :func:`build_policy`, turn observations into a :c
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,26 +17,18 @@ from torch import Tensor
 
 from joynexus.errors import InvalidBatchError, SpecError
 from joynexus.models.action_module import ActionModule, ModuleDims, build_action_module
+from joynexus.models.adapted_rows import AdaptedRows
+from joynexus.models.adapters import Adapter, build_adapter
 from joynexus.models.backbone import Backbone
 from joynexus.models.normalizer import PolicyNormalizer
+from joynexus.models.policy_parts import PolicyParts
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
 from joynexus.models.prefix_store import PrefixStore
 from joynexus.models.prompts import render_prompts
-from joynexus.specs.signature import PrefixLayout, prefix_layout
+from joynexus.specs.registry import load_implementation
+from joynexus.specs.signature import prefix_layout
 from joynexus.specs.tenant import ObservationSpec, PolicySpec
 from joynexus.types import Array, Observation, PolicyStats
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyParts:
-    """What a policy is made of, beside the shared backbone."""
-
-    module: ActionModule
-    """On the backbone's device, in float32."""
-    normalizer: PolicyNormalizer
-    layout: PrefixLayout
-    signature: str
-    """``layout.signature``, computed once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,14 +76,14 @@ def build_policy(policy: PolicySpec, backbone: Backbone, *, seed: int, stats: Po
 
     Raises:
         SpecError: If the normalisation needs statistics and there are none, if the statistics have another width
-            than state or action, if the prefix is longer than the module reads, or if the backbone keeps fewer
-            layers of keys and values than it reads.
+            than state or action, if the prefix is longer than the module reads, if the backbone keeps fewer
+            layers of keys and values than it reads, or if it has no layers that the adapter is for.
     """
     _check_prefix(policy, backbone)
     _check_stats(policy, stats)
     layout = prefix_layout(backbone.spec, policy.observation)
+    _check_layers(policy, backbone)
     module = build_action_module(policy.action_module, module_dims(policy, backbone), seed=seed)
-    _check_layers(policy, module, backbone)
     if module.extends_prefix:
         module.attach(backbone)
     return PolicyParts(
@@ -98,6 +91,7 @@ def build_policy(policy: PolicySpec, backbone: Backbone, *, seed: int, stats: Po
         normalizer=PolicyNormalizer.of_policy(policy, stats, backbone.device),
         layout=layout,
         signature=layout.signature,
+        adapter=None if policy.adapter is None else build_adapter(policy.adapter, backbone, seed=seed),
     )
 
 
@@ -204,7 +198,13 @@ def prefix_keys(batch: PrefixBatch, signature: str) -> list[bytes]:
 
 
 def encode(
-    backbone: Backbone, store: PrefixStore | None, batch: PrefixBatch, keys: Sequence[bytes], signature: str
+    backbone: Backbone,
+    store: PrefixStore | None,
+    batch: PrefixBatch,
+    keys: Sequence[bytes],
+    signature: str,
+    *,
+    adapters: Sequence[Adapter | None] = (),
 ) -> tuple[PrefixFeatures, EncodeCount]:
     """Get the features of every row, computing only what the store lacks, and each content once.
 
@@ -214,27 +214,44 @@ def encode(
         batch: Rows of one signature.
         keys: One per row, from :func:`prefix_keys`.
         signature: Schema signature of all rows.
+        adapters: One entry per row, or none at all. Rows that have one are encoded with it, and never looked up or
+            kept: their features are of one tenant, and of one version of it.
 
     Returns:
         The features in the order of the rows, free to be changed, and which rows were encoded.
     """
-    first_row = {key: row for row, key in reversed(list(enumerate(keys)))}
+    own = {row for row, adapter in enumerate(adapters) if adapter is not None}
+    names = [row.to_bytes(8, "big") if row in own else key for row, key in enumerate(keys)]  # no key is so short
+    first_row = {key: row for row, key in reversed(list(enumerate(names)))}
     distinct = sorted(first_row, key=first_row.__getitem__)
-    found = store.lookup(distinct) if store is not None else [None] * len(distinct)
-    known = {key: row for key, row in zip(distinct, found, strict=True) if row is not None}
+    shared = [key for key in distinct if first_row[key] not in own]
+    found = store.lookup(shared) if store is not None else [None] * len(shared)
+    known = {key: row for key, row in zip(shared, found, strict=True) if row is not None}
     missing = [key for key in distinct if key not in known]
     encoded_rows = {first_row[key] for key in missing}
     count = EncodeCount(encoded=tuple(row in encoded_rows for row in range(len(keys))))
     if missing:
-        rows = torch.tensor([first_row[key] for key in missing], device=batch.tokens.device)
+        places = [first_row[key] for key in missing]
+        rows = torch.tensor(places, device=batch.tokens.device)
         misses = batch if len(missing) == len(batch) else batch.pick(rows)
-        fresh = backbone.prefix(misses.to(backbone.device), signature)
+        with AdaptedRows([adapters[row] for row in places]).active() if own else nullcontext():
+            fresh = backbone.prefix(misses.to(backbone.device), signature)
         if store is not None:
-            store.insert(missing, fresh)
+            _keep(store, missing, fresh, [row not in own for row in places])
         if len(missing) == len(batch):
             return fresh, count
         known |= {key: fresh.slice(row, row + 1) for row, key in enumerate(missing)}
-    return PrefixFeatures.concatenate([known[key] for key in keys]), count
+    return PrefixFeatures.concatenate([known[key] for key in names]), count
+
+
+def _keep(store: PrefixStore, keys: Sequence[bytes], fresh: PrefixFeatures, shared: Sequence[bool]) -> None:
+    """Put the rows into the store that are the backbone's own."""
+    if all(shared):
+        store.insert(keys, fresh)
+        return
+    for row, key in enumerate(keys):
+        if shared[row]:
+            store.insert([key], fresh.slice(row, row + 1))
 
 
 def _check_prefix(policy: PolicySpec, backbone: Backbone) -> None:
@@ -249,8 +266,9 @@ def _check_prefix(policy: PolicySpec, backbone: Backbone) -> None:
         )
 
 
-def _check_layers(policy: PolicySpec, module: ActionModule, backbone: Backbone) -> None:
-    needed, kept = module.kv_layers_needed() if module.reads_keys_values else 0, backbone.kv_shape[0]
+def _check_layers(policy: PolicySpec, backbone: Backbone) -> None:
+    reads = load_implementation(policy.action_module).reads_keys_values
+    needed, kept = max(policy.action_module.kv_layers(), 1) if reads else 0, backbone.kv_shape[0]
     if kept < needed:
         raise SpecError(
             f"action_module {policy.action_module.type!r}: it reads the keys and values of {needed} layers, backbone "

@@ -1,10 +1,12 @@
 """Whether a slot fits into the device memory that the service gives to training."""
 
 from joynexus.errors import AdmissionError
+from joynexus.models.adapters import num_adapter_parameters
 from joynexus.models.backbone import Backbone
 from joynexus.models.policy import module_dims
 from joynexus.specs.service import TrainingSpec
 from joynexus.specs.tenant import PolicySpec
+from joynexus.training.optimizer import Moments
 from joynexus.training.slot import slot_bytes
 
 
@@ -15,6 +17,7 @@ class Capacity:
         self._backbone = backbone
         self._total = spec.device_bytes
         self._slots = spec.slots
+        self._moments: Moments = spec.moments
         self.fixed = sum(each.nbytes for each in backbone.state_dict().values()) + spec.prefix_store.device_bytes
         """Bytes that no slot can have."""
 
@@ -39,7 +42,9 @@ class Capacity:
             action_dim=dims.action_dim,
             horizon=dims.horizon,
         )
-        return slot_bytes(numbers)
+        if policy.adapter is not None:
+            numbers += num_adapter_parameters(policy.adapter, self._backbone)
+        return slot_bytes(numbers, self._moments)
 
     def check(self, tenant: str, *, needed: int, used: int) -> None:
         """Refuse a slot that does not fit.

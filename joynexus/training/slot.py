@@ -13,17 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from joynexus.models.backbone import Backbone
-from joynexus.models.policy import PolicyParts, build_policy
+from joynexus.models.policy import build_policy
+from joynexus.models.policy_parts import PolicyParts
 from joynexus.specs.algorithm import OptimizerSpec
 from joynexus.specs.tenant import PolicySpec
 from joynexus.training.ahead import RowMaker
 from joynexus.training.call_queue import CallQueue, QueuedCall
-from joynexus.training.optimizer import TenantOptimizer
+from joynexus.training.optimizer import Moments, TenantOptimizer
 from joynexus.training.schedule import learning_rate
 from joynexus.types import PolicySnapshot, PolicyStats
 
-COPIES_PER_PARAMETER = 5
-"""Of a float32 number: parameter, accumulated gradient, the gradient being computed, two moments."""
+COPIES_PER_PARAMETER = 3
+"""Of a float32 number: parameter, accumulated gradient, the gradient being computed. The two moments come on top."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,19 +53,20 @@ class Accumulated:
 class TrainableState:
     """What training changes: parameters, moments, accumulated gradient, generator and counters."""
 
-    def __init__(self, parts: PolicyParts, *, seed: int, fused: bool | None = None) -> None:
+    def __init__(
+        self, parts: PolicyParts, *, seed: int, fused: bool | None = None, moments: Moments = "float32"
+    ) -> None:
         """Start at step 0.
 
         Args:
             parts: Freshly built.
             seed: The tenant's; the generator's is derived from it.
             fused: Kernel of AdamW; None takes the fused one where torch has it.
+            moments: Type that AdamW's moments are kept in.
         """
         self.parts = parts
-        self.parameters: dict[str, nn.Parameter] = {
-            name: each for name, each in parts.module.named_parameters() if each.requires_grad
-        }
-        self.optimizer = TenantOptimizer(self.parameters, fused=fused)
+        self.parameters: dict[str, nn.Parameter] = parts.parameters()
+        self.optimizer = TenantOptimizer(self.parameters, fused=fused, moments=moments)
         self.generator = torch.Generator().manual_seed(_training_seed(seed))
         self.accumulated = Accumulated()
         self.optimizer_steps = 0
@@ -97,7 +99,8 @@ class TrainableState:
 
     def reset_optimizer(self) -> None:
         """Forget moments, accumulated gradient and the place in the schedule, as a new workload does."""
-        self.optimizer = TenantOptimizer(self.parameters, fused=self.optimizer.fused)
+        last = self.optimizer
+        self.optimizer = TenantOptimizer(self.parameters, fused=last.fused, moments=last.moments)
         self.accumulated = Accumulated()
         self.schedule_step = 0
 
@@ -128,7 +131,14 @@ class TrainingSlot:
     """One tenant's slot."""
 
     def __init__(
-        self, tenant: str, policy: PolicySpec, parts: PolicyParts, *, seed: int, stats: PolicyStats | None
+        self,
+        tenant: str,
+        policy: PolicySpec,
+        parts: PolicyParts,
+        *,
+        seed: int,
+        stats: PolicyStats | None,
+        moments: Moments = "float32",
     ) -> None:
         self.tenant = tenant
         self.policy = policy
@@ -138,7 +148,7 @@ class TrainingSlot:
         self.lock = threading.Lock()
         """Held while something changes or is copied; never during a forward."""
         self.calls = CallQueue()
-        self.state = TrainableState(parts, seed=seed)
+        self.state = TrainableState(parts, seed=seed, moments=moments)
         """Replaced as a whole by ``load_state``."""
         self.version = 0
         self.is_closed = False
@@ -155,7 +165,7 @@ class TrainingSlot:
     @property
     def nbytes(self) -> int:
         """Device memory of the slot at its peak, activations apart."""
-        return slot_bytes(self.num_parameters)
+        return slot_bytes(self.num_parameters, self.state.optimizer.moments)
 
     def row_maker(self, backbone: Backbone) -> RowMaker:
         """Return what turns the tenant's observations into prefixes now."""
@@ -201,13 +211,12 @@ class TrainingSlot:
 
 
 def make_snapshot(slot: TrainingSlot, parts: PolicyParts, version: int) -> PolicySnapshot:
-    """Copy a module's parameters and buffers to host memory."""
-    module = parts.module.state_dict()
+    """Copy all that a version is made of to host memory."""
     return PolicySnapshot(
         tenant=slot.tenant,
         version=version,
         policy=slot.policy,
-        parameters={name: each.detach().cpu().numpy().copy() for name, each in module.items()},
+        parameters={name: each.detach().cpu().numpy().copy() for name, each in parts.tensors().items()},
         stats=slot.stats,
         seed=slot.seed,
     )
@@ -219,9 +228,9 @@ def base_snapshot(slot: TrainingSlot, backbone: Backbone) -> PolicySnapshot:
     return make_snapshot(slot, parts, version=0)
 
 
-def slot_bytes(num_parameters: int) -> int:
+def slot_bytes(num_parameters: int, moments: Moments) -> int:
     """Device memory of a slot with so many parameters, at its peak, activations apart."""
-    return num_parameters * 4 * COPIES_PER_PARAMETER
+    return num_parameters * (4 * COPIES_PER_PARAMETER + 2 * (4 if moments == "float32" else 2))
 
 
 def _training_seed(seed: int) -> int:

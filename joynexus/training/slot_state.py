@@ -1,8 +1,8 @@
 """A slot on disk: what is written of it, and how it comes back exactly.
 
-``module.safetensors`` holds the module alone and is what an export holds; ``optimizer.safetensors`` the moments, the
-accumulated gradient and the generator; ``state.json`` counters, statistics, the policy, and the answers that a client
-may still ask for.
+``module.safetensors`` holds the module (and the adapter, where there is one) alone and is what an export holds;
+``optimizer.safetensors`` the moments, the accumulated gradient and the generator; ``state.json`` counters, statistics,
+the policy, and the answers that a client may still ask for.
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ def _dump(slot: TrainingSlot) -> tuple[Tensors, JsonObject]:
     state = slot.state
     gradient = {f"{GRADIENT}{name}": each for name, each in state.accumulated.gradient.items()}
     tensors = {
-        "module": host_copies(state.parts.module.state_dict()),
+        "module": host_copies(state.parts.tensors()),
         "optimizer": host_copies({**state.optimizer.tensors(), **gradient}) | {GENERATOR: state.generator.get_state()},
     }
     return tensors, {
@@ -104,7 +104,7 @@ def _dump(slot: TrainingSlot) -> tuple[Tensors, JsonObject]:
         "policy": slot.policy.model_dump(mode="json"),
         "signature": slot.signature,
         "version": slot.version,
-        "optimizer": {"type": "adamw", "fused": state.optimizer.fused},
+        "optimizer": {"type": "adamw", "fused": state.optimizer.fused, "moments": state.optimizer.moments},
         "optimizer_steps": state.optimizer_steps,
         "schedule_step": state.schedule_step,
         "accumulated_rows": state.accumulated.rows,
@@ -124,8 +124,9 @@ def _rebuild(
 ) -> TrainableState:
     """Build a new state, so that a forward that runs meanwhile keeps the old one."""
     parts = build_policy(slot.policy, backbone, seed=slot.seed, stats=stats)
-    parts.module.load_state_dict(dict(tensors["module"]), strict=True)
-    state = TrainableState(parts, seed=slot.seed, fused=_kernel(slot, saved))
+    parts.load(tensors["module"])
+    moments = slot.state.optimizer.moments  # the service's: a state of the other type is converted
+    state = TrainableState(parts, seed=slot.seed, fused=_kernel(slot, saved), moments=moments)
     state.optimizer.load(tensors["optimizer"])
     state.generator.set_state(tensors["optimizer"][GENERATOR])
     gradient = {

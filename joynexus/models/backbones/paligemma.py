@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 
 from joynexus.errors import SpecError
+from joynexus.models.adapters import linear_layers
 from joynexus.models.backbone import Backbone
 from joynexus.models.backbones.decoder import run_layers
 from joynexus.models.backbones.pretrained import build_model
@@ -81,6 +82,10 @@ class PaliGemmaBackbone(Backbone):
         backbone = cls(spec, model, prompts)
         backbone.to(device).freeze()
         return backbone
+
+    def adapter_layers(self) -> dict[str, nn.Linear]:
+        """Return the linear layers of the language layers; see :meth:`Backbone.adapter_layers`."""
+        return linear_layers("language_model.layers", self._layers)
 
     def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:
         """Count the positions of one sample's prefix, from the sizes of the loaded model."""
