@@ -29,6 +29,8 @@ class Backbone(nn.Module, ABC):
     """Layers that give K/V, their K/V heads and the width of a head; no layers where it keeps none."""
     num_heads: int = 0
     """Query heads of the language layers; 0 where it keeps no K/V."""
+    num_lead_tokens: int = 0
+    """Positions in front of the frames, such as the beginning of a chat turn; none of them is padding."""
     num_encoded: int
     """Rows encoded since the start, dummies not counted."""
     num_forwards: int
@@ -41,7 +43,7 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def tokenize(self, prompts: Sequence[str], max_tokens: int) -> tuple[Int64[Tensor, "b l"], Bool[Tensor, "b l"]]:
-        """Turn prompts into token ids and mask, padded on the right to ``max_tokens``.
+        """Turn prompts into token ids and mask, padded to ``max_tokens``: on the right, or all of them on the left.
 
         Raises:
             InvalidBatchError: If a prompt is longer than the bucket; it is never cut silently.

@@ -71,6 +71,7 @@ def prefix_layout(backbone: BackboneSpec, observation: ObservationSpec) -> Prefi
         image_size=observation.image_size if observation.cameras else None,
         prompt_template=observation.prompt_template,
         max_prompt_tokens=observation.max_prompt_tokens,
+        mask_layout=backbone.mask_layout,
         state_dim=observation.state_dim if backbone.state_in_prefix or observation.state_in_prompt else None,
         state_bins=observation.state_bins if observation.state_in_prompt else None,
         instruction_cleanup=None if observation.instruction_cleanup == "none" else observation.instruction_cleanup,

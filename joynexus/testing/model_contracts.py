@@ -81,12 +81,13 @@ def check_frozen(backbone: Backbone) -> None:
 
 
 def check_tokenizer(backbone: Backbone) -> None:
-    """Check padding on the right, independence of neighbours, and the refusal of long prompts."""
+    """Check padding on one side, independence of neighbours, and the refusal of long prompts."""
     with no_global_randomness("tokenize"):
         ids, mask = backbone.tokenize(["pick the cube", "push"], 24)
     require(ids.shape == mask.shape == (2, 24), f"ids and mask are {ids.shape} and {mask.shape}, the bucket is 24")
-    ordered = mask.long().diff(dim=1) <= 0
-    require(bool(mask.any(dim=1).all()) and bool(ordered.all()), "real tokens do not come first in their bucket")
+    steps = mask.long().diff(dim=1)
+    one_sided = bool((steps <= 0).all()) or bool((steps >= 0).all())
+    require(bool(mask.any(dim=1).all()) and one_sided, "real tokens do not stand together on one side of their bucket")
     alone, _ = backbone.tokenize(["push"], 24)
     require(torch.equal(alone[0], ids[1]), "the tokens of a prompt depend on the prompts beside it")
     try:
@@ -122,11 +123,12 @@ def check_features(backbone: Backbone) -> None:
     is_true = len(features.keys) == layers and shapes <= {(3, heads, length, width)}
     require(is_true, f"kv_shape says {backbone.kv_shape}, there are {len(features.keys)} layers of {shapes}")
     tail = features.pad[:, -batch.tokens.shape[1] :]
-    require(torch.equal(tail, ~batch.token_mask), "padding of the text is not at the end of the prefix, or not marked")
-    images = features.pad[:, : -batch.tokens.shape[1]]
+    require(torch.equal(tail, ~batch.token_mask), "the text's bucket is not at the end of the prefix, or not marked")
+    lead, images = features.pad[:, : -batch.tokens.shape[1]].tensor_split([backbone.num_lead_tokens], dim=1)
+    require(not bool(lead.any()), "what is in front of the frames is marked as padding")
     missing = (~batch.image_mask).repeat_interleave(images.shape[1] // 2, dim=1)
     require(
-        torch.equal(images, missing), "the frames are not at the start of the prefix, or a missing one is not marked"
+        torch.equal(images, missing), "the frames do not stand in front of the text, or a missing one is not marked"
     )
     estimate = backbone.spec.prefix_bytes(2, (side, side), batch.tokens.shape[1]) * 3
     close = features.nbytes / 2 <= estimate <= features.nbytes * 2

@@ -1,6 +1,11 @@
 """Tiny models, cheap enough for hundreds of forwards in a test."""
 
-from joynexus.specs.vlm_backbones import PaliGemmaBackboneSpec, SmolVlmBackboneSpec
+from joynexus.specs.vlm_backbones import (
+    PaliGemmaBackboneSpec,
+    Qwen3VlBackboneSpec,
+    Qwen25VlBackboneSpec,
+    SmolVlmBackboneSpec,
+)
 
 TINY_SMOLVLM = SmolVlmBackboneSpec(
     init="random",
@@ -63,3 +68,76 @@ TINY_PALIGEMMA = PaliGemmaBackboneSpec(
     },
 )
 """PaliGemma with 2 random language layers of width 32, 4 tokens per camera, and a byte-level tokenizer."""
+
+TINY_QWEN3_VL = Qwen3VlBackboneSpec(
+    init="random",
+    seed=7,
+    chunk_size=4,
+    min_pixels=1024,
+    chat_header="user ",
+    chat_footer=" ok",
+    config={
+        "vision_start_token_id": 5,
+        "vision_end_token_id": 6,
+        "text_config": {
+            "vocab_size": 264,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "mrope_section": [4, 2, 2],
+                "mrope_interleaved": True,
+            },
+            "initializer_range": 0.2,
+        },
+        "vision_config": {
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0, 1],
+            "initializer_range": 0.2,
+        },
+    },
+)
+"""Qwen3-VL with 3 random language layers of width 32, 4 tokens per camera of 64 x 64 pixels and 2 around them."""
+
+TINY_QWEN2_5_VL = Qwen25VlBackboneSpec(
+    init="random",
+    seed=7,
+    chunk_size=4,
+    config={
+        "vision_start_token_id": 5,
+        "vision_end_token_id": 6,
+        "text_config": {
+            "vocab_size": 264,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]},
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "initializer_range": 0.2,
+        },
+        "vision_config": {
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "window_size": 28,
+            "fullatt_block_indexes": [1],
+            "initializer_range": 0.2,
+        },
+    },
+)
+"""Qwen2.5-VL with 2 random language layers of width 32, windows of one token in the first layer of its tower."""
