@@ -85,7 +85,8 @@ class ActionModule(nn.Module, ABC):
     """A tenant's own module on top of the shared prefix features."""
 
     reads_keys_values: ClassVar[bool] = True
-    """Whether it looks at keys and values of the prefix; where not, they are not copied for it."""
+    """Whether it looks at keys and values of the prefix, ``spec.kv_layers()`` of them at least; where not, they are not
+    copied for it."""
     extends_prefix: ClassVar[bool] = False
     """Whether it pushes tokens of its own through the frozen layers; see :meth:`attach`."""
     stacks: ClassVar[bool] = False
@@ -117,10 +118,6 @@ class ActionModule(nn.Module, ABC):
                 "Build it with build_policy, or attach the backbone."
             )
         return self._frozen.layers
-
-    def kv_layers_needed(self) -> int:
-        """Return how many layers of keys and values it reads; asked only where ``reads_keys_values``."""
-        return 1
 
     @abstractmethod
     def reset_parameters(self, generator: torch.Generator) -> None:

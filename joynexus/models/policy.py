@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from joynexus.errors import InvalidBatchError, SpecError
-from joynexus.models.action_module import ActionModule, ModuleDims, build_action_module
+from joynexus.models.action_module import ModuleDims, build_action_module
 from joynexus.models.adapted_rows import AdaptedRows
 from joynexus.models.adapters import Adapter, build_adapter
 from joynexus.models.backbone import Backbone

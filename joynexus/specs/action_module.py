@@ -24,6 +24,10 @@ class ActionModuleSpec(Component):
         """Return the most prefix positions that the module reads; None reads any number."""
         return None
 
+    def kv_layers(self) -> int:
+        """Return how many of the backbone's layers it reads keys and values of."""
+        return 0
+
     def widest_state(self) -> int | None:
         """Return the widest state that the module takes; None takes any."""
         return None

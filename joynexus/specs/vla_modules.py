@@ -15,6 +15,7 @@ class SmolVlaModuleSpec(ActionModuleSpec):
     """
 
     implementation: ClassVar[str] = "joynexus.models.action_modules.smolvla:SmolVlaModule"
+    needs_state: ClassVar[bool] = True
     type: Literal["smolvla"] = "smolvla"
     num_layers: int = Field(default=16, ge=1, le=64)
     """Layers of the expert: as many as the backbone keeps."""
@@ -35,6 +36,15 @@ class SmolVlaModuleSpec(ActionModuleSpec):
     """Longest period that codes the flow time."""
     num_sampling_steps: int = Field(default=10, ge=1, le=1000)
     """Euler steps from noise to actions."""
+
+    def kv_layers(self) -> int:  # noqa: D102
+        return self.num_layers
+
+    def widest_state(self) -> int | None:  # noqa: D102
+        return self.max_state_dim
+
+    def widest_action(self) -> int | None:  # noqa: D102
+        return self.max_action_dim
 
     def num_parameters(self, *, prefix_dim: int, state_dim: int, action_dim: int, horizon: int) -> int:  # noqa: D102
         del state_dim, action_dim, horizon  # padded to the widths above
@@ -90,6 +100,9 @@ class GemmaExpertSpec(ActionModuleSpec):
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads {self.num_kv_heads} does not divide num_heads {self.num_heads}")
         return self
+
+    def kv_layers(self) -> int:  # noqa: D102
+        return self.num_layers
 
     def widest_action(self) -> int | None:  # noqa: D102
         return self.max_action_dim

@@ -10,7 +10,7 @@ from joynexus.models.action_module import ActionModule, Decision, ModuleDims, bu
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.action_module import ActionModuleSpec
 from joynexus.testing.model_contracts import no_global_randomness, require
-from joynexus.testing.model_inputs import fake_prefix
+from joynexus.testing.model_inputs import FakeFrozenLayers, fake_prefix
 
 DIMS = ModuleDims(prefix_dim=32, state_dim=5, action_dim=3, horizon=4, kv_shape=(2, 2, 8), num_heads=4)
 ROWS = 6
@@ -29,7 +29,7 @@ def check_action_module(spec: ActionModuleSpec) -> None:
     """
     for dims in (DIMS,) if spec.needs_state else (DIMS, replace(DIMS, state_dim=0)):
         with no_global_randomness("building or resetting the module"):
-            module = build_action_module(spec, dims, seed=3)
+            module = _build(spec, dims, seed=3)
         check_parameters(module)
         shake(module)
         check_loss(module)
@@ -52,7 +52,7 @@ def shake(module: ActionModule) -> None:
 def check_parameters(module: ActionModule) -> None:
     """Check that the seed alone decides every parameter, and that their number is estimated within 30 %."""
     spec, dims = module.spec, module.dims
-    twin, other = build_action_module(spec, dims, seed=3), build_action_module(spec, dims, seed=4)
+    twin, other = _build(spec, dims, seed=3), _build(spec, dims, seed=4)
     require(_is_equal_state(module, twin), "one seed gives two initialisations")
     require(not _is_equal_state(module, other), "the initialisation does not depend on the seed")
     with torch.no_grad():
@@ -181,9 +181,16 @@ def check_gradient_reaches_all(module: ActionModule) -> None:
 
 def check_round_trip(module: ActionModule) -> None:
     """Check that the state dict holds all that a module is."""
-    copy = build_action_module(module.spec, module.dims, seed=99)
+    copy = _build(module.spec, module.dims, seed=99)
     copy.load_state_dict(module.state_dict(), strict=True)
     require(torch.equal(_act(module).actions, _act(copy).actions), "a module loaded from a state dict acts differently")
+
+
+def _build(spec: ActionModuleSpec, dims: ModuleDims, *, seed: int) -> ActionModule:
+    module = build_action_module(spec, dims, seed=seed)
+    if module.extends_prefix:
+        module.attach(FakeFrozenLayers(dims))
+    return module
 
 
 def _is_equal_state(first: ActionModule, second: ActionModule) -> bool:

@@ -2,6 +2,8 @@
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from joynexus.models.action_module import ModuleDims
 from joynexus.models.backbone import Backbone
@@ -79,3 +81,30 @@ def fake_prefix(dims: ModuleDims, rows: int, *, length: int = 12, seed: int = 0)
         tuple(torch.randn(rows, heads, length, width, generator=generator) for _ in range(layers)) for _ in range(2)
     )
     return PrefixFeatures(hidden=hidden, pad=pad, keys=keys, values=values, signature="fake")
+
+
+class FakeFrozenLayers:
+    """Stands for a backbone that a module's tokens are pushed through: fixed random projections of each token."""
+
+    def __init__(self, dims: ModuleDims, *, seed: int = 0) -> None:
+        """Draw the projections.
+
+        Args:
+            dims: Sizes of the module; ``kv_shape`` says how many layers of keys and values there are.
+            seed: Of the projections.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        layers, self._heads, width = dims.kv_shape
+        self._hidden = torch.randn(dims.prefix_dim, dims.prefix_dim, generator=generator)
+        shape = (2 * layers, dims.prefix_dim, self._heads * width)
+        self._projections = torch.randn(shape, generator=generator) / dims.prefix_dim**0.5
+
+    def extend(self, prefix: PrefixFeatures, tokens: Float[Tensor, "b m d"]) -> PrefixFeatures:
+        """Grow a prefix by the projections of tokens; see :meth:`joynexus.models.backbone.Backbone.extend`."""
+        dtype = prefix.hidden.dtype
+        made = [
+            torch.cat([past, (tokens @ weights).to(dtype).unflatten(2, (self._heads, -1)).transpose(1, 2)], dim=2)
+            for past, weights in zip((*prefix.keys, *prefix.values), self._projections, strict=True)
+        ]
+        layers = len(prefix.keys)
+        return prefix.grow((tokens @ self._hidden).to(dtype), made[:layers], made[layers:])

@@ -33,10 +33,6 @@ class GemmaFlowModule(ActionModule):
         self._num_layers, self._num_steps = spec.num_layers, spec.num_sampling_steps
         self._max_action_dim = spec.max_action_dim
 
-    def kv_layers_needed(self) -> int:
-        """Return the layers of the expert."""
-        return self._num_layers
-
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Draw every parameter anew."""
         reset_expert(self, generator)
