@@ -14,8 +14,8 @@ from joynexus.specs.service import ServiceSpec
 from joynexus.specs.signature import PrefixLayout, prefix_layout
 from joynexus.specs.tenant import EvaluationSpec, PolicySpec, RlSpec, SftSpec, TenantSpec, Workload
 
-BYTES_PER_PARAMETER = 16
-"""float32 parameter, gradient and the two moments of AdamW."""
+BYTES_PER_PARAMETER = {"float32": 16, "bfloat16": 12}
+"""By the type of AdamW's two moments, which come on top of a float32 parameter and its gradient."""
 ACTIVATIONS_PER_UNIT = 8
 """Numbers kept for backward per hidden unit and token: rough, for attention, MLP and norms together."""
 
@@ -139,7 +139,7 @@ def compile_plan(tenant: TenantSpec, service: ServiceSpec) -> TenantPlan:
         backbone=policy.backbone,
         layout=prefix_layout(backbone, policy.observation),
         module_parameters=parameters,
-        memory=_memory(policy, backbone, parameters, min(rows, service.training.max_group_samples)),
+        memory=_memory(service, policy, parameters, rows),
         bundles=reserved,
         elastic=elastic,
         workloads=tuple(_workload(each) for each in tenant.workloads),
@@ -189,13 +189,15 @@ def _rows(workload: Workload) -> int:
     return workload.algorithm.batch_rows() if isinstance(workload, RlSpec) else 1
 
 
-def _memory(policy: PolicySpec, backbone: BackboneSpec, parameters: int, rows: int) -> MemoryEstimate:
+def _memory(service: ServiceSpec, policy: PolicySpec, parameters: int, rows: int) -> MemoryEstimate:
+    backbone = service.backbones[policy.backbone]
+    rows = min(rows, service.training.max_group_samples)
     seen = policy.observation
     prefix = backbone.prefix_bytes(len(seen.cameras), seen.image_size, seen.max_prompt_tokens)
     # A module of P parameters and width D has about P / D hidden units; each of the chunk's tokens passes them all.
     units = parameters // backbone.hidden_dim() + 1
     return MemoryEstimate(
-        module=BYTES_PER_PARAMETER * parameters,
+        module=BYTES_PER_PARAMETER[service.training.moments] * parameters,
         activations=4 * ACTIVATIONS_PER_UNIT * units * policy.action.horizon * rows,
         prefix=prefix * rows,
     )

@@ -29,6 +29,9 @@ class TrainingSpec(Spec):
     """Samples of one group step."""
     max_wait_ms: float = Field(default=20.0, ge=0.0)
     """How long a group waits for further tenants once one is ready."""
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """Type that AdamW's two moments are kept in; the step is computed in float32 either way. ``bfloat16`` saves 4 of a
+    slot's 20 bytes per parameter; take a second beta of 0.99 or less with it (:mod:`joynexus.training.optimizer`)."""
     light_epochs: bool = True
     """Whether demonstrations go without their frames once the prefix store has what they were encoded to."""
     prefix_store: PrefixStoreSpec = PrefixStoreSpec()

@@ -65,6 +65,7 @@ class TrainingEngine:
         """
         self._backbone = backbone
         self._backbone_name = backbone_name
+        self._moments = spec.moments
         self._capacity = Capacity(backbone, spec)
         self._ledger = EngineLedger(num_cores=device_cores(backbone.device))
         self._store = PrefixStore(spec.prefix_store)
@@ -117,7 +118,7 @@ class TrainingEngine:
             with self._lock:
                 self._capacity.check(tenant, needed=self._capacity.estimate(policy), used=self._used_bytes())
             parts = build_policy(policy, self._backbone, seed=seed, stats=stats)
-            slot = TrainingSlot(tenant, policy, parts, seed=seed, stats=stats)
+            slot = TrainingSlot(tenant, policy, parts, seed=seed, stats=stats, moments=self._moments)
             with self._lock:
                 self._capacity.check(tenant, needed=slot.nbytes, used=self._used_bytes())
                 self._selection.add(slot, weight, priority)

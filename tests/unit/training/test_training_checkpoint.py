@@ -203,7 +203,7 @@ def test_a_checkpoint_says_what_made_it(tmp_path: Path) -> None:
     run(trainer, train_call("a", 0, batch(2, 0)))
     trainer.save_state("a", tmp_path / "c")
     state = json.loads((tmp_path / "c" / "state.json").read_text())
-    assert state["optimizer"] == {"type": "adamw", "fused": True}
+    assert state["optimizer"] == {"type": "adamw", "fused": True, "moments": "float32"}
     assert (state["tenant"], state["seed"], state["optimizer_steps"], state["next_sequence"]) == ("a", 3, 1, 1)
     assert state["policy"]["action_module"]["type"] == "oft"
     assert set(state["sha256"]) == {"module.safetensors", "optimizer.safetensors"}
