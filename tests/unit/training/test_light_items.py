@@ -1,12 +1,13 @@
 """SFT epochs without frames: the same to the bit as with them, whatever the store can hold and whenever one crashes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from training_world import are_equal, backbone, batch, engine, policy, sft_tenant, train_call
+from training_world import are_equal, backbone, batch, engine, policy, policy_stats, sft_tenant, train_call
 
 from joynexus.data.episodes import EpisodeDataset
 from joynexus.data.producer import ProducerEngine
@@ -71,8 +72,17 @@ class MemoryDataset(EpisodeDataset):
 class World:
     """A producer, a lane without limits, and a trainer that can be made anew."""
 
-    def __init__(self, folder: Path, spec: TenantSpec, *, light: bool, seed: int = 1, **changes: Any) -> None:
-        self.spec = spec
+    def __init__(
+        self,
+        folder: Path,
+        spec: TenantSpec,
+        *,
+        light: bool,
+        seed: int = 1,
+        stats: PolicyStats | None = None,
+        **changes: Any,
+    ) -> None:
+        self.spec, self.stats = spec, stats
         self.dataset = MemoryDataset(seed)
         self.producer = ProducerEngine(
             self.dataset,
@@ -94,7 +104,7 @@ class World:
         """Make the trainer anew, and let the producer go on from its checkpoint."""
         self.trainer: TrainingEngine = engine(**self._changes)
         self.runtime = TrainingRuntime(self.trainer, publish=lambda _: None, keep_checkpoints=2)
-        self.runtime.open_tenant(self.spec, self._folder, None)
+        self.runtime.open_tenant(self.spec, self._folder, self.stats)
         first = self.runtime.start_workload(self.spec.tenant, 0).next_ordinal
         self.producer.begin(first, stored_from=first if stored_from is None else stored_from)
         self.next = first
@@ -214,6 +224,41 @@ def test_a_tenant_beside_it_changes_nothing(tmp_path: Path) -> None:
                 each.step()
     assert are_equal(dict(world.trainer.snapshot("a").parameters), alone)
     assert are_equal(dict(world.trainer.snapshot("b").parameters), expected)
+
+
+def state_in_prompt(name: str = "a") -> TenantSpec:
+    """A tenant whose prompt holds the state."""
+    tenant = spec(name=name, module="flow_matching")
+    seen = {"prompt_template": "{instruction}: {state}", "state_bins": 16, "max_prompt_tokens": 24}
+    changed = {
+        "observation": tenant.policy.observation.model_copy(update=seen),
+        "action": tenant.policy.action.model_copy(update={"normalization": "min_max"}),
+    }
+    return tenant.model_copy(update={"policy": tenant.policy.model_copy(update=changed)})
+
+
+def test_light_epochs_hold_where_the_prompt_has_the_state(tmp_path: Path) -> None:
+    """Two tenants with the same frames, sample ids and prompts, but for the statistics behind the state's bins."""
+    first, second = policy_stats(), policy_stats(shift=1.0)
+    second = replace(second, state=replace(first.state, maximum=first.state.maximum + 5.0))
+    full, world = (
+        World(tmp_path / f"light-{light}", state_in_prompt(), light=light, stats=first) for light in (False, True)
+    )
+    alone = full.run()
+    expected = World(tmp_path / "other", state_in_prompt("b"), light=True, stats=second).run()
+    other = World(tmp_path / "unused", state_in_prompt("b"), light=True, stats=second)
+    other.trainer, other.runtime = world.trainer, world.runtime
+    other.runtime.open_tenant(other.spec, tmp_path / "b", second)
+    other.runtime.start_workload("b", 0)
+    for _ in range(200):
+        for each in (world, other):
+            if not each.runtime.progress()[each.spec.tenant].finished:
+                each.step()
+    assert are_equal(dict(world.trainer.snapshot("a").parameters), alone)
+    assert are_equal(dict(world.trainer.snapshot("b").parameters), expected)
+    assert world.fetched == []
+    assert world.dataset.frames_read == ROWS
+    assert world.trainer.usage().encoded > ROWS, "other statistics are other tokens, which need rows of their own"
 
 
 # ---- the parts
