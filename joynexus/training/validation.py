@@ -37,6 +37,10 @@ def check_call(call: TrainingCall, policy: PolicySpec, *, has_features: bool = F
         raise InvalidBatchError(f"{who}: {missing} is missing. Batch and loss come together.")
     if call.optimizer is not None:
         check_optimizer(call.optimizer, call.schedule_steps)
+    if policy.adapter is not None and (has_features or (call.batch is not None and call.batch.num_featured > 0)):
+        raise InvalidBatchError(
+            f"{who}: brings features, which an adapter makes those of one version. Send the frames in their place."
+        )
     if call.batch is not None and call.loss is not None:
         function = find_loss(call.loss)[0]
         _check_module(function, call.loss, policy)
