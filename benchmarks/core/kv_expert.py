@@ -12,7 +12,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from joynexus.models.action_module import ModuleDims
-from joynexus.models.action_modules.flow_matching import Block, FlowMatchingModule, KeysValues
+from joynexus.models.action_modules.chunk_transformer import Block, KeysValues
+from joynexus.models.action_modules.flow_matching import FlowMatchingModule
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.action_module import ActionModuleSpec, FlowMatchingModuleSpec
 

@@ -11,6 +11,7 @@ from joynexus.models.action_modules.oft import OftModule
 from joynexus.models.backbones.smolvlm import SmolVlmBackbone
 from joynexus.specs.action_module import FlowMatchingModuleSpec, GaussianModuleSpec, OftModuleSpec
 from joynexus.specs.backbone import LiteBackboneSpec, SmolVlmBackboneSpec
+from joynexus.specs.more_modules import DiffusionModuleSpec, DiscreteTokensModuleSpec
 from joynexus.specs.registry import component_types
 from joynexus.specs.vla_modules import Pi0ModuleSpec, Pi05ModuleSpec, SmolVlaModuleSpec
 from joynexus.testing.action_module_contracts import check_action_module
@@ -34,6 +35,10 @@ MODULES = {
         type="flow_matching", hidden_dim=32, num_layers=2, num_heads=2, num_sampling_steps=3
     ),
     "gaussian": GaussianModuleSpec(type="gaussian", hidden_dim=32, token_dim=8, max_prefix_tokens=16),
+    "diffusion": DiffusionModuleSpec(type="diffusion", hidden_dim=32, num_layers=2, num_heads=2, num_sampling_steps=3),
+    "discrete_tokens": DiscreteTokensModuleSpec(
+        type="discrete_tokens", hidden_dim=32, token_dim=8, max_prefix_tokens=16, slot_dim=8, num_bins=16
+    ),
     "smolvla": SmolVlaModuleSpec(type="smolvla", num_layers=2, max_state_dim=8, max_action_dim=6, num_sampling_steps=3),
     "pi0": Pi0ModuleSpec(type="pi0", max_state_dim=8, **GEMMA),
     "pi05": Pi05ModuleSpec(type="pi05", **GEMMA),

@@ -26,7 +26,7 @@ from joynexus.models.action_module import (
     masked_row_mean,
     randn_rows,
 )
-from joynexus.models.action_modules.layers import PrefixReader, reset_layers, steady_softplus
+from joynexus.models.action_modules.layers import PrefixMlp, steady_softplus
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.action_module import ActionModuleSpec, GaussianModuleSpec
 
@@ -34,30 +34,6 @@ PRE_TANH = "pre_tanh"
 """Name of u, [b t a], in a trace."""
 LOG_STD_RANGE = (-5.0, 2.0)
 LOG_2PI = math.log(2 * math.pi)
-
-
-class Mlp(nn.Module):
-    """Prefix tokens and state → tanh layers → ``outputs`` numbers."""
-
-    def __init__(self, spec: GaussianModuleSpec, dims: ModuleDims, outputs: int) -> None:
-        super().__init__()
-        width = spec.hidden_dim
-        self.reader = PrefixReader(dims, token_dim=spec.token_dim, max_tokens=spec.max_prefix_tokens, width=width)
-        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(spec.num_layers - 1)])
-        self.leave = nn.Linear(width, outputs)
-
-    def reset_parameters(self, generator: torch.Generator, *, output_gain: float) -> None:
-        """Draw every parameter anew."""
-        reset_layers(self, generator, gain=math.sqrt(2), orthogonal=True)
-        self.reader.balance(generator)
-        nn.init.orthogonal_(self.leave.weight, gain=output_gain, generator=generator)
-
-    def forward(self, prefix: PrefixFeatures, state: Float[Tensor, "b s"]) -> Float[Tensor, "b o"]:
-        """Run the network."""
-        hidden = torch.tanh(self.reader(prefix, state))
-        for layer in self.layers:
-            hidden = torch.tanh(layer(hidden))
-        return self.leave(hidden)
 
 
 class GaussianModule(ActionModule):
@@ -69,8 +45,8 @@ class GaussianModule(ActionModule):
     def __init__(self, spec: ActionModuleSpec, dims: ModuleDims) -> None:
         super().__init__(spec, dims)
         assert isinstance(spec, GaussianModuleSpec)
-        self.actor = Mlp(spec, dims, dims.horizon * dims.action_dim)
-        self.critic = Mlp(spec, dims, 1)
+        self.actor = _mlp(spec, dims, dims.horizon * dims.action_dim)
+        self.critic = _mlp(spec, dims, 1)
         self.log_std = nn.Parameter(torch.empty(dims.horizon, dims.action_dim))
         self._initial_log_std = spec.initial_log_std
 
@@ -160,3 +136,14 @@ def squashed_log_prob(
     normal = -0.5 * (((pre_tanh - mean) / log_std.exp()).square() + LOG_2PI) - log_std
     log_slope = 2 * (math.log(2) - pre_tanh - softplus(-2 * pre_tanh))
     return (normal - log_slope).sum(dim=(1, 2))
+
+
+def _mlp(spec: GaussianModuleSpec, dims: ModuleDims, outputs: int) -> PrefixMlp:
+    return PrefixMlp(
+        dims,
+        token_dim=spec.token_dim,
+        max_tokens=spec.max_prefix_tokens,
+        width=spec.hidden_dim,
+        num_layers=spec.num_layers,
+        outputs=outputs,
+    )

@@ -69,6 +69,44 @@ class PrefixReader(nn.Module):
         return read if self.from_state is None else read + self.from_state(state)
 
 
+class PrefixMlp(nn.Module):
+    """Prefix tokens and state → tanh layers → ``outputs`` numbers; of an actor or a critic.
+
+    Orthogonal weights, the last layer scaled apart (Andrychowicz et al. 2021, https://arxiv.org/abs/2006.05990).
+    """
+
+    def __init__(
+        self, dims: ModuleDims, *, token_dim: int, max_tokens: int, width: int, num_layers: int, outputs: int
+    ) -> None:
+        """Size the layers.
+
+        Args:
+            dims: Sizes of prefix and state.
+            token_dim: Numbers kept per prefix token.
+            max_tokens: Longest prefix.
+            width: Of the hidden layers.
+            num_layers: Hidden layers.
+            outputs: Numbers of the answer.
+        """
+        super().__init__()
+        self.reader = PrefixReader(dims, token_dim=token_dim, max_tokens=max_tokens, width=width)
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(num_layers - 1)])
+        self.leave = nn.Linear(width, outputs)
+
+    def reset_parameters(self, generator: torch.Generator, *, output_gain: float) -> None:
+        """Draw every parameter anew."""
+        reset_layers(self, generator, gain=math.sqrt(2), orthogonal=True)
+        self.reader.balance(generator)
+        nn.init.orthogonal_(self.leave.weight, gain=output_gain, generator=generator)
+
+    def forward(self, prefix: PrefixFeatures, state: Float[Tensor, "b s"]) -> Float[Tensor, "b o"]:
+        """Run the network."""
+        hidden = torch.tanh(self.reader(prefix, state))
+        for layer in self.layers:
+            hidden = torch.tanh(layer(hidden))
+        return self.leave(hidden)
+
+
 def reset_layers(module: nn.Module, generator: torch.Generator, *, gain: float = 1.0, orthogonal: bool = False) -> None:
     """Draw all linear layers inside a module anew, and bring its layer norms back to the identity.
 

@@ -71,7 +71,7 @@ def _tenants(modules: Sequence[str], shifts: Sequence[float | None], tokens: Seq
     return tuple(Tenant(f"t{i}", *each) for i, each in enumerate(zip(modules, shifts, tokens, strict=False)))
 
 
-kinds = st.sampled_from(["oft", "gaussian", "flow_matching"])
+kinds = st.sampled_from(["oft", "gaussian", "flow_matching", "diffusion", "discrete_tokens"])
 streams = st.builds(
     Stream,
     tenants=st.builds(

@@ -92,7 +92,7 @@ def test_callers_that_give_up_change_nothing_for_the_others(group: list[tuple[As
             compare(answer, want, is_exact=is_exact())
 
 
-@pytest.mark.parametrize("module", ["oft", "gaussian", "flow_matching"])
+@pytest.mark.parametrize("module", ["oft", "gaussian", "flow_matching", "diffusion", "discrete_tokens"])
 @pytest.mark.parametrize("mode", ["auto", "always", "never"])
 def test_like_modules_of_many_tenants_act_as_one_where_that_is_allowed(module: str, mode: str) -> None:
     """Ragged rows, a publication between two groups, a neighbour that falls silent, and one that is removed."""

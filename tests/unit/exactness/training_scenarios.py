@@ -92,7 +92,7 @@ moves = st.builds(
 )
 plans = st.builds(
     Plan,
-    module=st.sampled_from(["oft", "gaussian", "flow_matching"]),
+    module=st.sampled_from(["oft", "gaussian", "flow_matching", "diffusion", "discrete_tokens"]),
     seed=st.integers(0, 2),
     shift=st.sampled_from([None, 0.0, 0.5]),
     tokens=st.sampled_from([12, 12, 12, 11]),
@@ -231,6 +231,13 @@ def call_of(tenant: str, sequence: int, plan: Plan, move: Move) -> TrainingCall:
     return TrainingCall(tenant=tenant, sequence=sequence, batch=data, loss=loss, optimizer=optimizer)
 
 
+TRACES: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], tuple[str, Array]]] = {
+    "gaussian": lambda draw, shape: ("pre_tanh", draw.standard_normal(shape).astype(np.float32)),
+    "discrete_tokens": lambda draw, shape: ("tokens", draw.integers(0, 8, shape)),
+}
+"""What the modules that give log-probabilities would have noted of a decision."""
+
+
 def _payload(plan: Plan, move: Move) -> tuple[Loss, TrainingBatch]:
     data = batch(move.rows, move.content)
     draw = np.random.default_rng(move.content)
@@ -239,9 +246,9 @@ def _payload(plan: Plan, move: Move) -> tuple[Loss, TrainingBatch]:
     }
     if move.kind == "weighted":
         return Loss(name="weighted"), with_arrays(data, extras={"weights": numbers["weights"]})
-    if move.kind == "ppo" and plan.module == "gaussian":
-        trace = draw.standard_normal((move.rows, HORIZON, ACTION_DIM)).astype(np.float32)
-        extras = {"advantages": numbers["advantages"], "returns": numbers["returns"], "trace/pre_tanh": trace}
+    if move.kind == "ppo" and plan.module in TRACES:
+        name, trace = TRACES[plan.module](draw, (move.rows, HORIZON, ACTION_DIM))
+        extras = {"advantages": numbers["advantages"], "returns": numbers["returns"], f"trace/{name}": trace}
         extras |= {"old_log_prob": -8 + numbers["weights"], "old_value": numbers["weights"]}
         return Loss(name="ppo"), with_arrays(data, extras=extras)
     if move.kind in ("carried", "partly_carried", "bad_features"):

@@ -20,6 +20,8 @@ MODULES = {
         "num_heads": 2,
         "num_sampling_steps": 3,
     },
+    "diffusion": {"type": "diffusion", "hidden_dim": 16, "num_layers": 1, "num_heads": 2, "num_sampling_steps": 3},
+    "discrete_tokens": {"type": "discrete_tokens", "hidden_dim": 16, "token_dim": 8, "slot_dim": 4, "num_bins": 8},
 }
 
 

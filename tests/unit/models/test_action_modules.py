@@ -7,10 +7,12 @@ from torch.distributions.transforms import TanhTransform
 
 from joynexus.errors import InvalidBatchError
 from joynexus.models.action_module import ModuleDims, build_action_module, masked_row_mean
-from joynexus.models.action_modules.flow_matching import flow_time, hold_last_valid
+from joynexus.models.action_modules.chunk_transformer import hold_last_valid
+from joynexus.models.action_modules.flow_matching import flow_time
 from joynexus.models.action_modules.gaussian import PRE_TANH, squashed_log_prob
 from joynexus.models.action_modules.layers import sinusoids
 from joynexus.specs.action_module import FlowMatchingModuleSpec, GaussianModuleSpec, OftModuleSpec
+from joynexus.specs.more_modules import DiffusionModuleSpec, DiscreteTokensModuleSpec
 from joynexus.testing.model_inputs import fake_prefix
 
 DIMS = ModuleDims(prefix_dim=16, state_dim=3, action_dim=2, horizon=10)
@@ -19,6 +21,10 @@ SPECS = {
     "oft": OftModuleSpec(type="oft", token_dim=8, max_prefix_tokens=12, **SMALL),
     "gaussian": GaussianModuleSpec(type="gaussian", token_dim=8, max_prefix_tokens=12, **SMALL),
     "flow_matching": FlowMatchingModuleSpec(type="flow_matching", num_heads=2, **SMALL),
+    "diffusion": DiffusionModuleSpec(type="diffusion", num_heads=2, **SMALL),
+    "discrete_tokens": DiscreteTokensModuleSpec(
+        type="discrete_tokens", token_dim=8, max_prefix_tokens=12, slot_dim=16, num_bins=16, **SMALL
+    ),
 }
 
 
@@ -50,6 +56,30 @@ def test_c63_padded_steps_do_not_dilute_the_loss(name):
     actions = torch.ones_like(actions)
     valid[0, 4:] = False
     assert silence(module_of(name)).loss(prefix, state, actions, valid, generator()).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("name", ["flow_matching", "diffusion"])
+def test_c63_padded_steps_do_not_dilute_the_loss_of_a_random_target(name):
+    prefix, state, actions, valid = inputs(1)
+    valid[0, 4:] = False
+    module = module_of(name)
+    noise = torch.randn(actions.shape, generator=generator(4))
+
+    def off_by_one(noisy, time, memory, mask):
+        target = noise - hold_last_valid(actions, valid) if name == "flow_matching" else noise
+        return target + 1.0
+
+    module.denoise = off_by_one
+    assert module.loss(prefix, state, actions, valid, generator(4)).tolist() == pytest.approx([1.0], abs=1e-6)
+
+
+def test_c63_padded_steps_do_not_dilute_the_cross_entropy():
+    prefix, state, actions, valid = inputs(1)
+    valid[0, 4:] = False
+    module = module_of("discrete_tokens")
+    torch.nn.init.zeros_(module.token_out.weight)  # all 16 tokens are equally likely
+    loss = module.loss(prefix, state, actions, valid, generator())
+    assert loss.tolist() == pytest.approx([math.log(16)])
 
 
 def test_c63_the_mean_is_over_the_valid_steps_of_each_row():
@@ -86,7 +116,14 @@ def test_a_nan_that_counts_does_reach_the_loss_of_its_row_alone(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "fraction"), [("oft", 80, 0.2), ("gaussian", 80, 0.2), ("flow_matching", 100, 0.7)]
+    ("name", "steps", "fraction"),
+    [
+        ("oft", 80, 0.2),
+        ("gaussian", 80, 0.2),
+        ("flow_matching", 100, 0.7),
+        ("diffusion", 100, 0.7),
+        ("discrete_tokens", 100, 0.4),
+    ],
 )
 def test_a_module_learns(name, steps, fraction):
     prefix, state, actions, valid = inputs(8)
@@ -102,7 +139,7 @@ def test_a_module_learns(name, steps, fraction):
     assert sum(losses[-10:]) / 10 < fraction * losses[0]
 
 
-@pytest.mark.parametrize("name", ["oft", "gaussian"])
+@pytest.mark.parametrize("name", ["oft", "gaussian", "discrete_tokens"])
 def test_a_prefix_longer_than_the_module_reads_is_refused(name):
     _, state, _, _ = inputs()
     with pytest.raises(InvalidBatchError, match=r"has 13 tokens, the action module reads 12\. Raise max_prefix_tokens"):

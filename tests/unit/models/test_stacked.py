@@ -10,6 +10,7 @@ from joynexus.models.action_module import ModuleDims, build_action_module
 from joynexus.models.action_modules.oft import OftModule
 from joynexus.models.stacked import STACK_BOUND, StackedModule, can_stack
 from joynexus.specs.action_module import FlowMatchingModuleSpec, GaussianModuleSpec, OftModuleSpec
+from joynexus.specs.more_modules import DiffusionModuleSpec, DiscreteTokensModuleSpec
 from joynexus.testing.action_module_contracts import shake
 from joynexus.testing.model_inputs import fake_prefix
 
@@ -18,6 +19,10 @@ SPECS = {
     "oft": OftModuleSpec(hidden_dim=32, token_dim=8, max_prefix_tokens=20),
     "gaussian": GaussianModuleSpec(hidden_dim=32, token_dim=8, max_prefix_tokens=20),
     "flow_matching": FlowMatchingModuleSpec(hidden_dim=32, num_layers=2, num_heads=2, num_sampling_steps=3),
+    "diffusion": DiffusionModuleSpec(hidden_dim=32, num_layers=2, num_heads=2, num_sampling_steps=3),
+    "discrete_tokens": DiscreteTokensModuleSpec(
+        hidden_dim=32, token_dim=8, max_prefix_tokens=20, slot_dim=8, num_bins=16
+    ),
 }
 ROWS = 4
 

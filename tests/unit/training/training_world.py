@@ -18,6 +18,7 @@ from joynexus.specs.action_module import (
 from joynexus.specs.algorithm import OptimizerSpec, PpoSpec
 from joynexus.specs.data import ManiSkillH5Spec
 from joynexus.specs.environment import GymSpec
+from joynexus.specs.more_modules import DiffusionModuleSpec, DiscreteTokensModuleSpec
 from joynexus.specs.service import TrainingSpec
 from joynexus.specs.tenant import ActionSpec, ObservationSpec, PolicySpec, RlSpec, RolloutSpec, SftSpec, TenantSpec
 from joynexus.testing.tiny import TINY_SMOLVLM
@@ -45,6 +46,10 @@ MODULES: dict[str, ActionModuleSpec] = {
     "gaussian": GaussianModuleSpec(hidden_dim=16, token_dim=4, max_prefix_tokens=16),
     "oft": OftModuleSpec(hidden_dim=16, token_dim=4, max_prefix_tokens=16),
     "flow_matching": FlowMatchingModuleSpec(hidden_dim=16, num_layers=1, num_heads=2),
+    "diffusion": DiffusionModuleSpec(hidden_dim=16, num_layers=1, num_heads=2, num_sampling_steps=3),
+    "discrete_tokens": DiscreteTokensModuleSpec(
+        hidden_dim=16, token_dim=4, max_prefix_tokens=16, slot_dim=4, num_bins=8
+    ),
 }
 INSTRUCTIONS = ("pick it", "push it", "lift", "open box")
 
