@@ -64,6 +64,39 @@ def test_extending_a_cached_prefix_equals_one_joint_pass(library_model):
     assert not torch.allclose(swapped.flip(1), extended, atol=1e-3), "a token's place does not matter"
 
 
+def test_the_gradient_through_extend_is_that_of_one_joint_pass(library_model):
+    """Prefix and tokens in one pass of transformers' own layers, where no prefix token sees the others."""
+    backbone = wrap(library_model)
+    batch = fake_prefix_batch(backbone, 2)
+    prefix = backbone.prefix(batch, "s")
+    embedded, valid = backbone.embed(
+        backbone.pixels(batch.images.flatten(0, 1)).view(2, 2, 3, 32, 32),
+        batch.image_mask,
+        batch.tokens,
+        batch.token_mask,
+    )
+    tokens = torch.randn(2, 2, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    grown = backbone.extend(prefix, tokens)
+    length, count = embedded.shape[1], 2
+    seen = torch.cat([valid, valid.new_ones(2, count)], dim=1)
+    sees = seen[:, None, None, :].repeat(1, 1, length + count, 1)
+    sees[:, :, :length, length:] = False
+    other = tokens.detach().clone().requires_grad_()
+    theirs = library_model.text_model(
+        inputs_embeds=torch.cat([embedded, other], dim=1),
+        attention_mask=torch.where(sees, 0.0, torch.finfo(torch.float32).min),
+        position_ids=(seen.cumsum(1) - 1).clamp(min=0),
+        use_cache=True,
+    )
+    assert torch.allclose(grown.hidden[seen], theirs.last_hidden_state[seen], atol=1e-5)
+    ours = sum(each[:, :, length:].sin().sum() for each in (*grown.keys, *grown.values)) + grown.hidden.cos().sum()
+    layers = [each for layer in theirs.cache.layers for each in (layer.keys, layer.values)]
+    reference = sum(each[:, :, length:].sin().sum() for each in layers) + theirs.last_hidden_state.cos().sum()
+    (mine,) = torch.autograd.grad(ours, tokens)
+    (joint,) = torch.autograd.grad(reference, other)
+    assert torch.allclose(mine, joint, atol=1e-5 * float(joint.abs().max()))
+
+
 def test_a_uniformly_grey_frame_is_seen(tiny):
     batch = fake_prefix_batch(tiny, 2)
     batch.images[1] = 0
@@ -97,6 +130,37 @@ def test_num_layers_keeps_the_first_ones():
     assert torch.equal(one.keys[0], two.keys[0])
     with pytest.raises(SpecError, match="num_layers is 3, the model has 2"):
         load_backbone(TINY_SMOLVLM.model_copy(update={"num_layers": 3}))
+
+
+def test_special_tokens_are_seen_even_where_the_camera_is_missing():
+    spec = TINY_SMOLVLM.model_copy(update={"image_special_tokens": True, "pad_prefix_to": 50})
+    framed = load_backbone(spec)
+    batch = fake_prefix_batch(framed, 2)
+    features = framed.prefix(batch, "s")
+    assert features.length == framed.prefix_length(2, (64, 64), 24) == spec.prefix_length(2, (64, 64), 24) == 50
+    assert framed.prefix_length(3, (64, 64), 40) == 3 * (2 + 4 + 1) + 40
+    shown = ~features.pad
+    assert shown[0, 7:14].tolist() == [True, True, *[False] * 4, True]
+    assert torch.equal(shown[:, 14:38], batch.token_mask)
+    assert not shown[:, 38:].any()
+    wider = load_backbone(spec.model_copy(update={"pad_prefix_to": 60})).prefix(batch, "s")
+    assert torch.allclose(wider.hidden[~wider.pad], features.hidden[shown], atol=1e-5)
+
+
+def test_a_tokenizer_without_image_tokens_cannot_frame_images(library_model):
+    spec = TINY_SMOLVLM.model_copy(update={"image_special_tokens": True})
+    with pytest.raises(SpecError, match="image_special_tokens is true, the tokenizer knows no"):
+        SmolVlmBackbone(spec, library_model, PromptTable(ByteTokenizer().encode, pad_id=0))
+
+
+def test_scaled_embeddings_and_another_rotary_base_change_the_prefix(tiny):
+    batch = fake_prefix_batch(tiny, 2)
+    plain = tiny.prefix(batch, "s").hidden
+    for changes in ({"embedding_scale": "sqrt_dim"}, {"rope_base": 500.0}):
+        changed = load_backbone(TINY_SMOLVLM.model_copy(update=changes)).prefix(batch, "s").hidden
+        assert not torch.allclose(changed, plain, atol=1e-2)
+    same = load_backbone(TINY_SMOLVLM.model_copy(update={"rope_base": 10000.0})).prefix(batch, "s").hidden
+    assert torch.allclose(same, plain, atol=1e-5)  # the config's own base
 
 
 def test_bfloat16_stays_close_to_float32(tiny):
