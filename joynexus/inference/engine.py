@@ -156,7 +156,8 @@ class InferenceEngine:
             prepared = [self._prepare(request) for request in requests]
             parts = [each for each in prepared if isinstance(each, _Part)]
             self._clock.takes_part(part.served.tenant for part in parts)  # they bear what nobody caused alone
-            for group in _groups(parts, [part.served.parts.signature for part in parts]):
+            kinds = [(part.served.parts.signature, part.served.policy.reuse_prefixes) for part in parts]
+            for group in _groups(parts, kinds):
                 self._encode(group)
             encoded = [part for part in parts if part.answer is None]
             versions = _groups(encoded, [(part.served, part.request.deterministic) for part in encoded])
@@ -203,9 +204,10 @@ class InferenceEngine:
                 span.split = {tenant: float(each.samples) for tenant, each in _row_counts(group).items()}
 
     def _encode_together(self, group: list[_Part]) -> None:
-        keys = [key for part in group for key in part.keys]
+        keys, served = [key for part in group for key in part.keys], group[0].served
+        store = self._store if served.policy.reuse_prefixes else None
         try:
-            features, count = encode(self._backbone, self._store, _join(group), keys, group[0].served.parts.signature)
+            features, count = encode(self._backbone, store, _join(group), keys, served.parts.signature)
         except Exception as error:
             if len(group) > 1:
                 log.warning("a forward of %d requests failed (%r): each is tried alone", len(group), error)

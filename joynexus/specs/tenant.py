@@ -88,6 +88,12 @@ class PolicySpec(Spec):
     action_module: AnyActionModule
     adapter: AdapterSpec | None = None
     """Low-rank changes of the backbone, trained with the action module; without, the backbone stays as it is."""
+    reuse_prefixes: bool = True
+    """Whether features are kept, found again and shipped, as the service's stores and ``ship_features`` have room for.
+
+    Without, each call and each request encodes its prefixes, and nothing of the tenant's takes room in a store. For
+    comparison with frameworks that do so, and for data that is read only once.
+    """
 
     @model_validator(mode="after")
     def _module_fits(self) -> "PolicySpec":

@@ -129,13 +129,13 @@ def _prepare_features(member: Member, batch: TrainingBatch, counts: Array, backb
     member.prefix, member.keys, member.ahead_s = rows.prefix, rows.keys, rows.cpu_s
 
 
-def encode_group(members: Sequence[Member], backbone: Backbone, store: PrefixStore) -> None:
+def encode_group(members: Sequence[Member], backbone: Backbone, store: PrefixStore | None) -> None:
     """Give every member its features; those of all together where that works, else each alone.
 
     Args:
         members: Of one signature.
         backbone: Runs over what the store lacks, once for all.
-        store: Where features are kept.
+        store: Where features are kept; None for members who reuse none.
     """
     waiting = [member for member in members if member.error is None and member.num_looked_up > 0]
     if not waiting:
@@ -151,7 +151,7 @@ def encode_group(members: Sequence[Member], backbone: Backbone, store: PrefixSto
             encode_group([member], backbone, store)
 
 
-def _encode(members: Sequence[Member], backbone: Backbone, store: PrefixStore) -> None:
+def _encode(members: Sequence[Member], backbone: Backbone, store: PrefixStore | None) -> None:
     prefixes = [member.prefix for member in members if member.prefix is not None]
     keys = [key for member in members for key in member.keys]
     features, count = encode(backbone, store, _stack(prefixes), keys, members[0].slot.signature)

@@ -99,13 +99,19 @@ class GroupRunner:
     def _encode(self, members: Sequence[Member]) -> None:
         """Encode the group together, and split the time by the rows that each tenant caused to be encoded."""
         with self._clock.shared("prefix") as span:
-            encode_group(members, self._backbone, self._store)
+            for store, those in self._by_store(members):
+                encode_group(those, self._backbone, store)
             for member in members:
                 self._remember(member)
             span.split = {member.slot.tenant: member.encoded for member in members}
             if not any(span.split.values()):  # all were found: the time is that of the look-up
                 span.kind = "copy"
                 span.split = {member.slot.tenant: max(member.num_looked_up, 1) for member in members}
+
+    def _by_store(self, members: Sequence[Member]) -> list[tuple[PrefixStore | None, list[Member]]]:
+        """Tell those who reuse prefixes, and find them in the store, from those who don't."""
+        kept = [member for member in members if member.slot.policy.reuse_prefixes]
+        return [(self._store, kept), (None, [member for member in members if not member.slot.policy.reuse_prefixes])]
 
     def _part(self, member: Member) -> bool:
         """Compute one tenant's part, let it take effect, and answer it; False if the slot was closed or loaded."""

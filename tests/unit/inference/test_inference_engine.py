@@ -339,6 +339,17 @@ def test_same_prefix_is_encoded_once_whoever_asks(engine, backbone, snapshot, re
     assert engine.groups_since().samples.tolist() == [4, 3]
 
 
+def test_who_reuses_no_prefixes_encodes_them_for_each_request(engine, snapshot, request_of):
+    anew = snapshot("anew", constant=1.0)
+    engine.set_policy(snapshot("kept", constant=1.0))
+    engine.set_policy(dataclasses.replace(anew, policy=anew.policy.model_copy(update={"reuse_prefixes": False})))
+    for _ in range(2):
+        kept, fresh = engine.predict([request_of("kept", 1), request_of("anew", 1)])
+        assert_same(kept, fresh)
+    usage = engine.usage()
+    assert (usage.encoded, usage.reused) == (3, 1)
+
+
 def test_stored_and_fresh_features_give_the_same_answer(make_engine, snapshot, request_of):
     answers = []
     for engine in (make_engine(), make_engine(**NO_STORE)):

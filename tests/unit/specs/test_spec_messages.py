@@ -27,7 +27,11 @@ def changed(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     ("path", "value", "line"),
     [
         ("policy.observation.camras", ["a"], "policy.observation.camras: unknown key. Did you mean 'cameras'?"),
-        ("policy.colour", 1, "policy.colour: unknown key. Known: action, action_module, adapter, backbone, observation."),
+        (
+            "policy.colour",
+            1,
+            "policy.colour: unknown key. Known: action, action_module, adapter, backbone, observation, reuse_prefixes.",
+        ),
         ("workloads.0.optimizer", {"lrr": 1}, "workloads[0].optimizer.lrr: unknown key. Did you mean 'lr'?"),
         ("workloads.1.environment.tsk", 1, "workloads[1].environment.tsk: unknown key. Did you mean 'task'?"),
         ("workloads.1.algorithm.ppo", 1, "workloads[1].algorithm.ppo: unknown key. Known: clip_high, "),

@@ -96,6 +96,17 @@ def test_a_prefix_that_two_tenants_share_is_encoded_once() -> None:
     assert sorted((each.encoded, each.reused) for each in results) == [(0, 3), (3, 0)]
 
 
+def test_who_reuses_no_prefixes_encodes_them_for_each_call_and_learns_the_same() -> None:
+    trainer = engine()
+    for name, reuses in (("kept", True), ("anew", False)):
+        trainer.open_slot(name, policy().model_copy(update={"reuse_prefixes": reuses}), seed=0)
+    for index in range(2):
+        results = run(trainer, *(train_call(name, index, batch(3, 1)) for name in ("kept", "anew")))
+    assert [(each.encoded, each.reused) for each in results] == [(0, 3), (3, 0)]
+    assert results[0].metrics == results[1].metrics
+    assert trainer.usage().encoded == 9
+
+
 def test_only_group_steps_with_batches_are_counted() -> None:
     trainer = engine()
     for index, name in enumerate("ab"):
