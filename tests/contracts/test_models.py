@@ -13,10 +13,10 @@ from joynexus.specs.action_module import FlowMatchingModuleSpec, GaussianModuleS
 from joynexus.specs.backbone import LiteBackboneSpec, SmolVlmBackboneSpec
 from joynexus.specs.more_modules import DiffusionModuleSpec, DiscreteTokensModuleSpec
 from joynexus.specs.registry import component_types
-from joynexus.specs.vla_modules import Pi0ModuleSpec, Pi05ModuleSpec, SmolVlaModuleSpec
+from joynexus.specs.vla_modules import Gr00tModuleSpec, Pi0ModuleSpec, Pi05ModuleSpec, SmolVlaModuleSpec
 from joynexus.testing.action_module_contracts import check_action_module
 from joynexus.testing.model_contracts import check_backbone
-from joynexus.testing.tiny import TINY_PALIGEMMA, TINY_SMOLVLM
+from joynexus.testing.tiny import TINY_PALIGEMMA, TINY_QWEN2_5_VL, TINY_QWEN3_VL, TINY_SMOLVLM
 
 BACKBONES = {
     "lite": [
@@ -24,6 +24,8 @@ BACKBONES = {
         LiteBackboneSpec(type="lite", chunk_size=2, feature_stride=16),
     ],
     "paligemma": [TINY_PALIGEMMA, TINY_PALIGEMMA.model_copy(update={"dtype": "bfloat16"})],
+    "qwen2_5_vl": [TINY_QWEN2_5_VL],
+    "qwen3_vl": [TINY_QWEN3_VL, TINY_QWEN3_VL.model_copy(update={"dtype": "bfloat16"})],
     "smolvlm": [TINY_SMOLVLM, TINY_SMOLVLM.model_copy(update={"dtype": "bfloat16"})],
 }
 """One small instance, at least, of every registered backbone."""
@@ -42,6 +44,9 @@ MODULES = {
     "smolvla": SmolVlaModuleSpec(type="smolvla", num_layers=2, max_state_dim=8, max_action_dim=6, num_sampling_steps=3),
     "pi0": Pi0ModuleSpec(type="pi0", max_state_dim=8, **GEMMA),
     "pi05": Pi05ModuleSpec(type="pi05", **GEMMA),
+    "gr00t": Gr00tModuleSpec(
+        type="gr00t", hidden_dim=24, num_heads=2, head_dim=8, num_layers=2, num_future_tokens=2, max_steps=8
+    ),
 }
 """One small instance of every registered action module."""
 
