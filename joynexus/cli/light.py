@@ -136,6 +136,8 @@ def _as_json(each: TenantPlan, share: Sharing, refusal: str | None) -> dict[str,
 
 def _table(plans: Sequence[TenantPlan], shared: Sequence[Sharing], refused: Mapping[str, str]) -> Table:
     table = Table("tenant", "backbone", "signature", "shares with", "differs from", "actors", "slot memory", "admitted")
+    if any(each.adapter for each in plans):
+        table.add_column("adapter")
     for each, share in zip(plans, shared, strict=True):
         differs = [f"{other}: {_fields(fields)}" for other, fields in share.differs.items()]
         table.add_row(
@@ -147,8 +149,17 @@ def _table(plans: Sequence[TenantPlan], shared: Sequence[Sharing], refused: Mapp
             "\n".join(_actors(each)) or "-",
             _size(each.memory.total),
             "no" if each.tenant in refused else "yes",
+            *([_adapter(each)] if table.columns[-1].header == "adapter" else []),
         )
     return table
+
+
+def _adapter(each: TenantPlan) -> str:
+    """Say what an adapter costs: memory, and the reuse of prefixes."""
+    if each.adapter is None:
+        return "-"
+    memory = _size(each.adapter.module + each.adapter.activations)
+    return f"{each.adapter.parameters} parameters, {memory} of the slot; no prefix is reused across updates"
 
 
 def _fields(fields: Mapping[str, tuple[Any, Any]]) -> str:

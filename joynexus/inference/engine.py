@@ -27,6 +27,7 @@ from joynexus.inference.heads import HeadJob, act, check_seeds, check_state, to_
 from joynexus.inference.policies import PolicyTable, ServedPolicy
 from joynexus.inference.stacks import HeadStacks
 from joynexus.models.action_module import Decision
+from joynexus.models.adapters import Adapter
 from joynexus.models.backbone import Backbone, load_backbone
 from joynexus.models.policy import encode, prefix_keys, prepare_prefix
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures, to_arrays
@@ -175,7 +176,8 @@ class InferenceEngine:
         if not isinstance(part.answer, ActionChunk):
             return
         seconds, features = self._rates.seconds_per_row(part.served.tenant), None
-        if part.request.with_features and part.features is not None and part.features.is_shippable:
+        ships = part.request.with_features and part.served.parts.adapter is None
+        if ships and part.features is not None and part.features.is_shippable:
             with self._clock.span(part.served.tenant, "copy"):
                 features = to_arrays(part.features)
         part.answer = replace(part.answer, features=features, prefix_seconds=seconds)
@@ -186,7 +188,8 @@ class InferenceEngine:
             check_seeds(request)
             prefix = prepare_prefix(self._backbone, served.policy, request.observation, served.parts.normalizer)
             check_state(request)
-            keys = prefix_keys(prefix, served.parts.signature)
+            is_shared = served.parts.adapter is None  # with one, a prefix is this version's: nobody looks for it
+            keys = prefix_keys(prefix, served.parts.signature) if is_shared else [b""] * len(prefix)
         except JoyNexusError as error:
             return error
         except Exception as error:
@@ -207,7 +210,9 @@ class InferenceEngine:
         keys, served = [key for part in group for key in part.keys], group[0].served
         store = self._store if served.policy.reuse_prefixes else None
         try:
-            features, count = encode(self._backbone, store, _join(group), keys, served.parts.signature)
+            features, count = encode(
+                self._backbone, store, _join(group), keys, served.parts.signature, adapters=_adapters(group)
+            )
         except Exception as error:
             if len(group) > 1:
                 log.warning("a forward of %d requests failed (%r): each is tried alone", len(group), error)
@@ -294,6 +299,11 @@ def _cut(group: Sequence[_Part], decision: Decision) -> None:
     for part in group:
         part.answer = to_chunk(decision, part.served, start, start + part.rows)
         start += part.rows
+
+
+def _adapters(group: Sequence[_Part]) -> list[Adapter | None]:
+    """Return the adapter of every row."""
+    return [part.served.parts.adapter for part in group for _ in range(part.rows)]
 
 
 def _row_counts(parts: Sequence[_Part]) -> dict[str, RowCount]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from joynexus.errors import InvalidBatchError, NonFiniteError
 from joynexus.inference.policies import ServedPolicy
 from joynexus.models.action_module import Decision
+from joynexus.models.adapters import adapting
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.models.stacked import rows_of
 from joynexus.types import ActionChunk, Array, PredictRequest
@@ -96,7 +97,9 @@ def act(job: HeadJob) -> Decision:
 
 def act_rows(job: HeadJob, rows: HeadRows) -> Decision:
     """Run one forward of a job, padding included."""
-    return job.served.parts.module.act(rows.prefix, rows.state, rows.generators, deterministic=job.deterministic)
+    parts = job.served.parts
+    with adapting(parts.adapter):
+        return parts.module.act(rows.prefix, rows.state, rows.generators, deterministic=job.deterministic)
 
 
 def forwards(job: HeadJob) -> list[HeadRows]:

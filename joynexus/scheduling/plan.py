@@ -52,9 +52,9 @@ class MemoryEstimate(Spec):
     """Device memory of the tenant's training slot, in bytes."""
 
     module: int
-    """Parameters, gradients and optimizer moments."""
+    """Parameters, gradients and optimizer moments, the adapter's included."""
     activations: int
-    """Of one micro-batch through the module; rough."""
+    """Of one micro-batch through the module, and through the backbone where there is an adapter; rough."""
     prefix: int
     """Prefix features of one micro-batch."""
 
@@ -62,6 +62,20 @@ class MemoryEstimate(Spec):
     def total(self) -> int:
         """What the slot takes at its peak."""
         return self.module + self.activations + self.prefix
+
+
+class AdapterPlan(Spec):
+    """What a tenant's adapter costs, beside its action module."""
+
+    parameters: int
+    """Trainable parameters; an estimate where only the checkpoint knows the backbone's sizes."""
+    module: int
+    """Bytes of parameters, gradients and optimizer moments; contained in the slot's."""
+    activations: int
+    """Bytes of the prefix's graph for one micro-batch, which its gradient needs; contained in the slot's. Rough."""
+    reuses_prefixes: bool = False
+    """Never: the prefix is the tenant's own and changes with every update, so that each epoch encodes it again, with
+    gradient, and nothing of it is kept, found or shipped."""
 
 
 class TenantPlan(Spec):
@@ -72,7 +86,9 @@ class TenantPlan(Spec):
     """Name in the service."""
     layout: PrefixLayout
     module_parameters: int
-    """Trainable parameters; an estimate, until the module is built."""
+    """Trainable parameters of the action module; an estimate, until it is built."""
+    adapter: AdapterPlan | None = None
+    """None where the backbone stays as it is."""
     memory: MemoryEstimate
     bundles: tuple[Bundle, ...]
     """The tenant's placement group. Workloads run one after the other: a worker's bundle serves all of them, and
@@ -120,7 +136,7 @@ def compile_plan(tenant: TenantSpec, service: ServiceSpec) -> TenantPlan:
 
     Raises:
         UnknownComponentError: If the service has no backbone of that name.
-        SpecError: If the backbone or the action module can't take the observations.
+        SpecError: If the backbone or the action module can't take the observations, or the backbone not the adapter.
         AdmissionError: If the tenant exceeds a quota.
     """
     policy = tenant.policy
@@ -132,14 +148,16 @@ def compile_plan(tenant: TenantSpec, service: ServiceSpec) -> TenantPlan:
         action_dim=policy.action.dim,
         horizon=policy.action.horizon,
     )
-    rows = max((_rows(each) for each in tenant.workloads), default=1)
+    rows = min(max((_rows(each) for each in tenant.workloads), default=1), service.training.max_group_samples)
+    adapter = _adapter(tenant, service, rows)
     reserved, elastic = _bundles(tenant)
     plan = TenantPlan(
         tenant=tenant.tenant,
         backbone=policy.backbone,
         layout=prefix_layout(backbone, policy.observation),
         module_parameters=parameters,
-        memory=_memory(service, policy, parameters, rows),
+        adapter=adapter,
+        memory=_memory(service, policy, parameters, adapter, rows),
         bundles=reserved,
         elastic=elastic,
         workloads=tuple(_workload(each) for each in tenant.workloads),
@@ -182,6 +200,29 @@ def _check_prefix(tenant: TenantSpec, backbone: BackboneSpec) -> None:
         )
 
 
+def _adapter(tenant: TenantSpec, service: ServiceSpec, rows: int) -> AdapterPlan | None:
+    spec, name, seen = tenant.policy.adapter, tenant.policy.backbone, tenant.policy.observation
+    if spec is None:
+        return None
+    backbone = service.backbones[name]
+    layers = backbone.adapter_layers()
+    unknown = [target for target in spec.targets if target not in layers]
+    if unknown:
+        known = f"Use some of {list(layers)}." if layers else "Leave 'adapter' out, or take a vision-language backbone."
+        where = f"{tenant.tenant}: policy.adapter.targets"
+        raise SpecError(f"{where}: backbone {name!r} ({backbone.type}) has no layers {unknown}. {known}")
+    sizes = [layers[target] for target in spec.targets]
+    parameters = sum(count * spec.rank * (inputs + outputs) for count, inputs, outputs in sizes)
+    # Each linear layer of each token keeps about what enters and what leaves it.
+    kept = sum(count * (inputs + outputs) for count, inputs, outputs in layers.values())
+    length = backbone.prefix_length(len(seen.cameras), seen.image_size, seen.max_prompt_tokens)
+    return AdapterPlan(
+        parameters=parameters,
+        module=BYTES_PER_PARAMETER[service.training.moments] * parameters,
+        activations=kept * backbone.bytes_per_number * length * rows,
+    )
+
+
 def _rows(workload: Workload) -> int:
     """Return the rows of one training micro-batch."""
     if isinstance(workload, SftSpec):
@@ -189,16 +230,18 @@ def _rows(workload: Workload) -> int:
     return workload.algorithm.batch_rows() if isinstance(workload, RlSpec) else 1
 
 
-def _memory(service: ServiceSpec, policy: PolicySpec, parameters: int, rows: int) -> MemoryEstimate:
+def _memory(
+    service: ServiceSpec, policy: PolicySpec, parameters: int, adapter: AdapterPlan | None, rows: int
+) -> MemoryEstimate:
     backbone = service.backbones[policy.backbone]
-    rows = min(rows, service.training.max_group_samples)
     seen = policy.observation
     prefix = backbone.prefix_bytes(len(seen.cameras), seen.image_size, seen.max_prompt_tokens)
     # A module of P parameters and width D has about P / D hidden units; each of the chunk's tokens passes them all.
     units = parameters // backbone.hidden_dim() + 1
     return MemoryEstimate(
-        module=BYTES_PER_PARAMETER[service.training.moments] * parameters,
-        activations=4 * ACTIVATIONS_PER_UNIT * units * policy.action.horizon * rows,
+        module=BYTES_PER_PARAMETER[service.training.moments] * parameters + (adapter.module if adapter else 0),
+        activations=4 * ACTIVATIONS_PER_UNIT * units * policy.action.horizon * rows
+        + (adapter.activations if adapter else 0),
         prefix=prefix * rows,
     )
 

@@ -44,6 +44,14 @@ class BackboneSpec(Component):
         """Estimate the bytes of one sample's prefix features."""
         raise NotImplementedError
 
+    def adapter_layers(self) -> dict[str, tuple[int, int, int]]:
+        """Describe the linear layers that a tenant's adapter may change; none where there is no language model.
+
+        Returns:
+            By name, as an adapter's ``targets`` give it: in how many layers there is one, its inputs and its outputs.
+        """
+        return {}
+
     def parameter_bytes(self) -> int:
         """Estimate the resident bytes of the weights."""
         raise NotImplementedError

@@ -19,6 +19,8 @@ class LanguageSizes:
     head_dim: int
     num_parameters: int
     """Of the whole model, vision tower included."""
+    mlp_dim: int = 0
+    """Hidden width of the gated MLP; 0 takes four times ``hidden_dim``."""
 
 
 class VlmBackboneSpec(BackboneSpec):
@@ -70,10 +72,20 @@ class VlmBackboneSpec(BackboneSpec):
             num_kv_heads=int(text.get("num_key_value_heads", heads if text else usual.num_kv_heads)),
             head_dim=int(text.get("head_dim") or (hidden_dim // heads if text else usual.head_dim)),
             num_parameters=whole,
+            mlp_dim=int(text.get("intermediate_size", usual.mlp_dim or 4 * hidden_dim)),
         )
 
     def hidden_dim(self) -> int:  # noqa: D102
         return self.language().hidden_dim
+
+    def adapter_layers(self) -> dict[str, tuple[int, int, int]]:  # noqa: D102
+        sizes = self.language()
+        layers, width, mlp = sizes.num_layers, sizes.hidden_dim, sizes.mlp_dim
+        queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+        attention = {"q_proj": (layers, width, queries), "k_proj": (layers, width, keys)}
+        attention |= {"v_proj": (layers, width, keys), "o_proj": (layers, queries, width)}
+        gated = {"gate_proj": (layers, width, mlp), "up_proj": (layers, width, mlp), "down_proj": (layers, mlp, width)}
+        return attention | gated
 
     def parameter_bytes(self) -> int:  # noqa: D102
         return self.language().num_parameters * self.bytes_per_number
@@ -92,7 +104,13 @@ class SmolVlmBackboneSpec(VlmBackboneSpec):
 
     implementation: ClassVar[str] = "joynexus.models.backbones.smolvlm:SmolVlmBackbone"
     typical: ClassVar[LanguageSizes] = LanguageSizes(
-        hidden_dim=960, num_layers=32, num_heads=15, num_kv_heads=5, head_dim=64, num_parameters=500_000_000
+        hidden_dim=960,
+        num_layers=32,
+        num_heads=15,
+        num_kv_heads=5,
+        head_dim=64,
+        num_parameters=500_000_000,
+        mlp_dim=2560,
     )
     type: Literal["smolvlm"] = "smolvlm"
     embedding_scale: Literal["none", "sqrt_dim"] = "none"
@@ -132,9 +150,22 @@ class PaliGemmaBackboneSpec(VlmBackboneSpec):
 
     implementation: ClassVar[str] = "joynexus.models.backbones.paligemma:PaliGemmaBackbone"
     typical: ClassVar[LanguageSizes] = LanguageSizes(
-        hidden_dim=2048, num_layers=18, num_heads=8, num_kv_heads=1, head_dim=256, num_parameters=2_920_000_000
+        hidden_dim=2048,
+        num_layers=18,
+        num_heads=8,
+        num_kv_heads=1,
+        head_dim=256,
+        num_parameters=2_920_000_000,
+        mlp_dim=16384,
     )
     type: Literal["paligemma"] = "paligemma"
+
+    @model_validator(mode="after")
+    def _first_generation(self) -> "PaliGemmaBackboneSpec":
+        family = self._part("text_config").get("model_type", "gemma")
+        if family != "gemma":  # Gemma 2 caps its logits, norms its outputs and slides its windows
+            raise ValueError(f"config.text_config.model_type is {family!r}, need 'gemma'. Take PaliGemma 1, not 2")
+        return self
 
     def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
         del image_size  # every frame is resized to the vision tower's own size
@@ -203,7 +234,13 @@ class Qwen3VlBackboneSpec(QwenVlBackboneSpec):
 
     implementation: ClassVar[str] = "joynexus.models.backbones.qwen_vl:Qwen3VlBackbone"
     typical: ClassVar[LanguageSizes] = LanguageSizes(
-        hidden_dim=2560, num_layers=36, num_heads=32, num_kv_heads=8, head_dim=128, num_parameters=4_440_000_000
+        hidden_dim=2560,
+        num_layers=36,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        num_parameters=4_440_000_000,
+        mlp_dim=9728,
     )
     patch_size: ClassVar[int] = 16
     header_length: ClassVar[int] = 3
@@ -224,7 +261,13 @@ class Qwen25VlBackboneSpec(QwenVlBackboneSpec):
 
     implementation: ClassVar[str] = "joynexus.models.backbones.qwen_vl:Qwen25VlBackbone"
     typical: ClassVar[LanguageSizes] = LanguageSizes(
-        hidden_dim=2048, num_layers=36, num_heads=16, num_kv_heads=2, head_dim=128, num_parameters=3_750_000_000
+        hidden_dim=2048,
+        num_layers=36,
+        num_heads=16,
+        num_kv_heads=2,
+        head_dim=128,
+        num_parameters=3_750_000_000,
+        mlp_dim=11008,
     )
     patch_size: ClassVar[int] = 14
     header_length: ClassVar[int] = 14

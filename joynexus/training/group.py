@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from joynexus.errors import JoyNexusError, NonFiniteError, TenantFailedError
+from joynexus.models.adapters import adapting
 from joynexus.models.backbone import Backbone
 from joynexus.models.policy import encode
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
@@ -69,6 +70,11 @@ class Member:
         return 0 if self.batch is None else len(self.batch)
 
     @property
+    def is_adapted(self) -> bool:
+        """Whether it has rows whose prefixes are computed with its own adapter."""
+        return self.error is None and self.prefix is not None and self.state.parts.adapter is not None
+
+    @property
     def num_looked_up(self) -> int:
         """Rows whose features the store or the backbone has to give."""
         return 0 if self.prefix is None else len(self.prefix)
@@ -84,6 +90,8 @@ class Computed:
     generator: torch.Generator
     """The tenant's generator after this part's draws."""
     metrics: Mapping[str, float]
+    features: tuple[Tensor | None, ...] = ()
+    """Gradient of hidden states, keys and values, where an adapter needs it; see :mod:`joynexus.training.adapted`."""
 
 
 def prepare(member: Member, backbone: Backbone) -> None:
@@ -127,17 +135,21 @@ def _prepare_features(member: Member, batch: TrainingBatch, counts: Array, backb
     made = None if ahead is None or member.given is not None else ahead.take(maker)
     rows = maker.prepare(seen) if made is None else made.pick(np.flatnonzero(counts))
     member.prefix, member.keys, member.ahead_s = rows.prefix, rows.keys, rows.cpu_s
+    if slot.policy.adapter is not None:  # its prefixes are of this version alone: nobody may find them
+        member.keys, member.encoded = [], len(rows.keys)
 
 
 def encode_group(members: Sequence[Member], backbone: Backbone, store: PrefixStore | None) -> None:
     """Give every member its features; those of all together where that works, else each alone.
 
     Args:
-        members: Of one signature.
+        members: Of one signature; those with an adapter are left out.
         backbone: Runs over what the store lacks, once for all.
         store: Where features are kept; None for members who reuse none.
     """
-    waiting = [member for member in members if member.error is None and member.num_looked_up > 0]
+    waiting = [
+        member for member in members if member.error is None and member.num_looked_up > 0 and not member.is_adapted
+    ]
     if not waiting:
         return
     try:
@@ -154,7 +166,7 @@ def encode_group(members: Sequence[Member], backbone: Backbone, store: PrefixSto
 def _encode(members: Sequence[Member], backbone: Backbone, store: PrefixStore | None) -> None:
     prefixes = [member.prefix for member in members if member.prefix is not None]
     keys = [key for member in members for key in member.keys]
-    features, count = encode(backbone, store, _stack(prefixes), keys, members[0].slot.signature)
+    features, count = encode(backbone, store, stack_prefixes(prefixes), keys, members[0].slot.signature)
     start = 0
     for member in members:
         stop = start + member.num_looked_up
@@ -174,7 +186,8 @@ def forward_backward(member: Member, span: Callable[[Kind], AbstractContextManag
         span: Entered around the loss and around the gradient, to time them apart.
 
     Returns:
-        The gradient of the sum over rows; without rows, none.
+        The gradient of the sum over rows; without rows, none. With an adapter, its part is that of the module's own
+        tokens alone, and the gradient of the features comes beside it.
 
     Raises:
         NonFiniteError: If a row's loss or the gradient is not finite.
@@ -187,19 +200,21 @@ def forward_backward(member: Member, span: Callable[[Kind], AbstractContextManag
     loss = member.queued.call.loss
     assert loss is not None
     function, parameters = find_loss(loss)
-    with span("head_forward"), torch.enable_grad():
+    leaves = [each for each in (features.hidden, *features.keys, *features.values) if each.requires_grad]
+    with span("head_forward"), torch.enable_grad(), adapting(state.parts.adapter):
         rows = function.compute(state.parts.module, _inputs(state, batch, features, generator), parameters)
         total = rows.loss.sum()
     if rows.loss.shape != (len(batch),):
         raise TenantFailedError(f"loss {loss.name!r}: gave {list(rows.loss.shape)}, need one number for each row.")
     _check_loss(rows.loss, batch)
     with span("backward"):
-        gradients = torch.autograd.grad(total, list(state.parameters.values()), allow_unused=True)
-    gradient = _reached(state.parameters, gradients)
+        gradients = torch.autograd.grad(total, [*state.parameters.values(), *leaves], allow_unused=True)
+    gradient = _reached(state.parameters, gradients[: len(state.parameters)])
     norm = gradient_norm(gradient)
     if not norm < float("inf"):
         raise NonFiniteError(f"loss {loss.name!r}: the norm of its gradient is {norm}. Lower lr or check the data.")
-    return Computed(gradient=gradient, rows=len(batch), generator=generator, metrics=_means(rows))
+    through = gradients[len(state.parameters) :]
+    return Computed(gradient=gradient, rows=len(batch), generator=generator, metrics=_means(rows), features=through)
 
 
 def tenant_error(slot: TrainingSlot, error: Exception) -> JoyNexusError:
@@ -255,7 +270,8 @@ def _means(rows: LossRows) -> dict[str, float]:
     return means | {name: float(value.mean()) for name, value in rows.metrics.items()}
 
 
-def _stack(parts: Sequence[PrefixBatch]) -> PrefixBatch:
+def stack_prefixes(parts: Sequence[PrefixBatch]) -> PrefixBatch:
+    """Put the rows of several members together."""
     return PrefixBatch(
         images=torch.cat([part.images for part in parts]),
         image_mask=torch.cat([part.image_mask for part in parts]),

@@ -12,6 +12,7 @@ from joynexus.models.backbone import Backbone
 from joynexus.models.prefix_store import PrefixStore
 from joynexus.observability.device_clock import DeviceClock, device_marks
 from joynexus.observability.engine_usage import EngineLedger, Kind, RowCount
+from joynexus.training.adapted import encode_adapted, waves
 from joynexus.training.group import Computed, Member, encode_group, forward_backward, prepare, tenant_error
 from joynexus.training.slot import TrainingSlot
 from joynexus.types import TrainingResult
@@ -72,13 +73,16 @@ class GroupRunner:
                 prepare(member, self._backbone)
             if self._backbone.device.type == "cpu":  # elsewhere the host's time is not the device's
                 self._clock.bear(member.slot.tenant, "copy", member.ahead_s)
-        self._encode(members)
+        plain = [member for member in members if not member.is_adapted]
+        adapted = [member for member in members if member.is_adapted]
+        self._encode(plain)
         self._group_tenants = len(members)
         self._group_samples = sum(member.queued.num_rows for member in members)
         self._ledger.record_group({member.slot.tenant: _rows(member) for member in members})
         # The cheapest part first: a short call's future must not wait for a long one beside it.
-        ordered = sorted(members, key=lambda member: member.slot.expected_seconds(member.num_rows))
-        return sum(self._part(member) for member in ordered)
+        ordered = sorted(plain, key=lambda member: member.slot.expected_seconds(member.num_rows))
+        answered = sum(self._part(member) for member in ordered)
+        return answered + sum(self._adapted_parts(wave) for wave in waves(adapted, self._backbone))
 
     def forget(self, closed: Sequence[TrainingSlot], live: Sequence[TrainingSlot]) -> None:
         """Drop from the prefix store what closed tenants have used and no live one has."""
@@ -98,6 +102,8 @@ class GroupRunner:
 
     def _encode(self, members: Sequence[Member]) -> None:
         """Encode the group together, and split the time by the rows that each tenant caused to be encoded."""
+        if not members:
+            return
         with self._clock.shared("prefix") as span:
             for store, those in self._by_store(members):
                 encode_group(those, self._backbone, store)
@@ -113,19 +119,42 @@ class GroupRunner:
         kept = [member for member in members if member.slot.policy.reuse_prefixes]
         return [(self._store, kept), (None, [member for member in members if not member.slot.policy.reuse_prefixes])]
 
+    def _adapted_parts(self, members: Sequence[Member]) -> int:
+        """Run members with adapters: what they share is charged by their rows; returns how many were answered."""
+        rows = {member.slot.tenant: member.num_looked_up for member in members}
+        with self._clock.shared("prefix") as span:
+            span.split = rows
+            forward = encode_adapted(members, self._backbone)
+        if forward is None and len(members) > 1:
+            return sum(self._adapted_parts([member]) for member in members)
+        began = [self._clock.spent(member.slot.tenant) for member in members]
+        parts = [self._own_part(member) for member in members]
+        if forward is not None:
+            with self._clock.shared("backward") as span:
+                span.split = rows
+                parts = forward.complete(parts)
+        return sum(self._finish(*each) for each in zip(members, parts, began, strict=True))
+
     def _part(self, member: Member) -> bool:
         """Compute one tenant's part, let it take effect, and answer it; False if the slot was closed or loaded."""
-        slot, tenant = member.slot, member.slot.tenant
-        part_began = self._clock.spent(tenant)
+        began = self._clock.spent(member.slot.tenant)
+        return self._finish(member, self._own_part(member), began)
+
+    def _own_part(self, member: Member) -> Computed | JoyNexusError | None:
+        tenant = member.slot.tenant
         with self._clock.span(tenant, "other"):
-            computed = member.error or _compute(member, lambda kind: self._clock.span(tenant, kind))
-            with slot.lock:
-                if slot.is_closed or slot.state is not member.state:
-                    return False
-                with self._clock.span(tenant, "backward" if member.queued.call.optimizer is None else "optimizer"):
-                    metrics = _take_effect(member, computed)
-                outcome = metrics if isinstance(metrics, Exception) else self._result(member, metrics, part_began)
-                slot.calls.answer(member.queued, outcome)
+            return member.error or _compute(member, lambda kind: self._clock.span(tenant, kind))
+
+    def _finish(self, member: Member, computed: Computed | JoyNexusError | None, part_began: float) -> bool:
+        """Let a part take effect, and answer it; False if the slot was closed or loaded."""
+        slot, tenant = member.slot, member.slot.tenant
+        with self._clock.span(tenant, "other"), slot.lock:
+            if slot.is_closed or slot.state is not member.state:
+                return False
+            with self._clock.span(tenant, "backward" if member.queued.call.optimizer is None else "optimizer"):
+                metrics = _take_effect(member, computed)
+            outcome = metrics if isinstance(metrics, Exception) else self._result(member, metrics, part_began)
+            slot.calls.answer(member.queued, outcome)
         if isinstance(outcome, Exception):
             member.queued.future.set_exception(outcome)
         else:
