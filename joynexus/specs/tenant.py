@@ -114,6 +114,11 @@ class PolicySpec(Spec):
         return self.observation.normalization or self.action.normalization
 
     @property
+    def shares_prefixes(self) -> bool:
+        """Whether its features may be kept, found again and shipped: an adapter makes them those of one version."""
+        return self.reuse_prefixes and self.adapter is None
+
+    @property
     def interface(self) -> PolicyInterface:
         """What has to agree with datasets and environments."""
         seen, done = self.observation, self.action
