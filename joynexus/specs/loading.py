@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from joynexus.errors import SpecError, UnknownComponentError
 from joynexus.specs.base import Spec
 from joynexus.specs.documents import read_documents, write_documents
+from joynexus.specs.initial_policy import check_init_from
 from joynexus.specs.messages import describe_errors
 from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import TenantSpec
@@ -52,7 +53,7 @@ def parse_service(data: object, source: str) -> ServiceSpec:
 def load_any(path: Path | str) -> tuple[TenantSpec | ServiceSpec, ...]:
     """Read all documents of a YAML file, and tell tenants from services by their keys.
 
-    Dataset paths are made absolute against the file's folder.
+    Relative paths are made absolute against the file's folder; a backbone's, where it begins with a dot.
 
     Raises:
         SpecError: If a document is neither, or wrong; all documents' problems are named at once.
@@ -65,11 +66,13 @@ def load_any(path: Path | str) -> tuple[TenantSpec | ServiceSpec, ...]:
         source = f"{file} (document {index + 1})" if len(documents) > 1 else str(file)
         try:
             spec = _kind(data, source)
-            parsed = _parse(spec, data, source)
+            resolved = _parse(spec, data, source).resolve_paths(file.parent.resolve())
+            if isinstance(resolved, TenantSpec):
+                _check_start(resolved, source)
         except SpecError as error:
             errors.append(error)
             continue
-        specs.append(parsed.resolve_paths(file.parent.resolve()) if isinstance(parsed, TenantSpec) else parsed)
+        specs.append(resolved)
     raise_all(errors)
     return tuple(specs)
 
@@ -151,6 +154,13 @@ def _kind(data: object, source: str) -> type[TenantSpec] | type[ServiceSpec]:
             "Add the keys of one of them."
         )
     return TenantSpec if tenant > service else ServiceSpec
+
+
+def _check_start(tenant: TenantSpec, source: str) -> None:
+    try:
+        check_init_from(tenant.policy, owner=tenant.tenant)
+    except SpecError as error:
+        raise SpecError(f"{source}: {error}") from error
 
 
 def _mapping(data: object, source: str) -> Mapping[object, object]:

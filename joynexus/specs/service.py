@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from joynexus.specs.backbone import AnyBackbone, LiteBackboneSpec
+from joynexus.specs.backbone import AnyBackbone, BackboneSpec, LiteBackboneSpec
 from joynexus.specs.base import Name, Resources, Spec
 
 
@@ -132,6 +132,22 @@ class ServiceSpec(Spec):
     quotas: QuotaSpec = QuotaSpec()
     placement_timeout_s: float = Field(default=30.0, gt=0.0)
     """How long a placement group may stay pending before its tenant is refused."""
+
+    def resolve_paths(self, folder: Path) -> "ServiceSpec":
+        """Return the same spec with the backbones' paths that begin with a dot made absolute against ``folder``.
+
+        Others may be hub ids, which look like relative paths.
+        """
+        return self.model_copy(
+            update={"backbones": {name: _resolved(each, folder) for name, each in self.backbones.items()}}
+        )
+
+
+def _resolved(backbone: BackboneSpec, folder: Path) -> BackboneSpec:
+    path: object = getattr(backbone, "path", None)
+    if not isinstance(path, str) or not path.startswith((".", "~")):
+        return backbone
+    return backbone.model_copy(update={"path": str((folder / Path(path).expanduser()).resolve())})
 
 
 def default_service() -> ServiceSpec:

@@ -88,6 +88,9 @@ class PolicySpec(Spec):
     action_module: AnyActionModule
     adapter: AdapterSpec | None = None
     """Low-rank changes of the backbone, trained with the action module; without, the backbone stays as it is."""
+    init_from: str | None = None
+    """Folder that ``joynexus import`` or ``joynexus export`` has written: version 0 has its tensors and its statistics,
+    whatever the dataset's are. A relative one is taken from the folder of the YAML. None: drawn from the seed."""
     reuse_prefixes: bool = True
     """Whether features are kept, found again and shipped, as the service's stores and ``ship_features`` have room for.
 
@@ -247,9 +250,12 @@ class TenantSpec(Spec):
         return self
 
     def resolve_paths(self, folder: Path) -> "TenantSpec":
-        """Return the same spec with every dataset path made absolute against ``folder``."""
+        """Return the same spec with every path of a dataset or an initial policy made absolute against ``folder``."""
         resolved = tuple(
             each.model_copy(update={"dataset": each.dataset.resolve(folder)}) if isinstance(each, SftSpec) else each
             for each in self.workloads
         )
-        return self.model_copy(update={"workloads": resolved})
+        policy = self.policy
+        if policy.init_from is not None:
+            policy = policy.model_copy(update={"init_from": str((folder / policy.init_from).resolve())})
+        return self.model_copy(update={"workloads": resolved, "policy": policy})

@@ -24,7 +24,7 @@ import torch
 
 from joynexus.errors import AdmissionError, InvalidBatchError, TenantExistsError, TenantNotFoundError
 from joynexus.models.backbone import Backbone, load_backbone
-from joynexus.models.policy import build_policy, tokenize
+from joynexus.models.policy import tokenize
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.models.prefix_store import PrefixStore
 from joynexus.observability.device_clock import device_cores
@@ -37,7 +37,9 @@ from joynexus.specs.service import TrainingSpec
 from joynexus.specs.tenant import PolicySpec
 from joynexus.training.ahead import MAX_AHEAD, Ahead, Preparer
 from joynexus.training.capacity import Capacity
+from joynexus.training.initial import initial_version
 from joynexus.training.json_values import JsonObject
+from joynexus.training.optimizer import Moments
 from joynexus.training.runner import GroupRunner
 from joynexus.training.sample_keys import SampleKeys
 from joynexus.training.selection import CallSelection
@@ -65,7 +67,7 @@ class TrainingEngine:
         """
         self._backbone = backbone
         self._backbone_name = backbone_name
-        self._moments = spec.moments
+        self._moments: Moments = spec.moments
         self._capacity = Capacity(backbone, spec)
         self._ledger = EngineLedger(num_cores=device_cores(backbone.device))
         self._store = PrefixStore(spec.prefix_store)
@@ -75,8 +77,7 @@ class TrainingEngine:
         self._stepping = threading.Lock()
         self._slots: dict[str, TrainingSlot] = {}
         self._opening: set[str] = set()
-        self._closed: list[TrainingSlot] = []
-        """Slots whose rows are still in the prefix store, because a step was running."""
+        self._closed: list[TrainingSlot] = []  # their rows are still in the prefix store: a step was running
         self._selection = CallSelection(backbone, spec, self._ledger)
 
     @staticmethod
@@ -98,7 +99,7 @@ class TrainingEngine:
         priority: Priority = "normal",
         stats: PolicyStats | None = None,
     ) -> None:
-        """Give a tenant a slot with a freshly initialised module, at version 0.
+        """Give a tenant a slot with the module that its policy starts from, at version 0.
 
         Args:
             tenant: Its name.
@@ -106,19 +107,19 @@ class TrainingEngine:
             seed: Of the initial parameters and of the tenant's generator.
             weight: Fair share of the device's seconds.
             priority: Class of it; see :mod:`joynexus.scheduling.fairness`.
-            stats: Statistics to normalise with; they stay with the slot.
+            stats: To normalise with; they stay with the slot. Those of ``policy.init_from`` come first.
 
         Raises:
             TenantExistsError: If the tenant has a slot.
             AdmissionError: If there is no free slot or not enough memory, or the policy needs another backbone.
-            SpecError: If the module can't be built for this backbone. A failed open leaves nothing behind.
+            SpecError, CheckpointError: If the module can't be built here. A failed open leaves nothing behind.
         """
         self._reserve(tenant, policy)
         try:
             with self._lock:
                 self._capacity.check(tenant, needed=self._capacity.estimate(policy), used=self._used_bytes())
-            parts = build_policy(policy, self._backbone, seed=seed, stats=stats)
-            slot = TrainingSlot(tenant, policy, parts, seed=seed, stats=stats, moments=self._moments)
+            parts, own = initial_version(policy, self._backbone, seed=seed, stats=stats, owner=tenant)
+            slot = TrainingSlot(tenant, policy, parts, seed=seed, stats=own, moments=self._moments)
             with self._lock:
                 self._capacity.check(tenant, needed=slot.nbytes, used=self._used_bytes())
                 self._selection.add(slot, weight, priority)

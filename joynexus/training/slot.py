@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from joynexus.models.backbone import Backbone
-from joynexus.models.policy import build_policy
 from joynexus.models.policy_parts import PolicyParts
 from joynexus.specs.algorithm import OptimizerSpec
 from joynexus.specs.tenant import PolicySpec
 from joynexus.training.ahead import RowMaker
 from joynexus.training.call_queue import CallQueue, QueuedCall
+from joynexus.training.initial import initial_version
 from joynexus.training.optimizer import Moments, TenantOptimizer
 from joynexus.training.schedule import learning_rate
 from joynexus.types import PolicySnapshot, PolicyStats
@@ -223,8 +223,13 @@ def make_snapshot(slot: TrainingSlot, parts: PolicyParts, version: int) -> Polic
 
 
 def base_snapshot(slot: TrainingSlot, backbone: Backbone) -> PolicySnapshot:
-    """Build version 0 again from the seed."""
-    parts = build_policy(slot.policy, backbone, seed=slot.seed, stats=slot.stats)
+    """Build version 0 again, from the seed or from what the policy started from, with the slot's statistics.
+
+    Raises:
+        SpecError: If ``policy.init_from`` is gone.
+        CheckpointError: If it is damaged.
+    """
+    parts, _ = initial_version(slot.policy, backbone, seed=slot.seed, stats=slot.stats, owner=slot.tenant)
     return make_snapshot(slot, parts, version=0)
 
 

@@ -11,7 +11,7 @@ import math
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -156,12 +156,19 @@ def _check_owner(slot: TrainingSlot, saved: Mapping[str, Any], folder: Path) -> 
         "signature": slot.signature,
         "policy": slot.policy.model_dump(mode="json"),
     }
-    different = [name for name, value in mine.items() if saved.get(name) != value]
+    different = [name for name, value in mine.items() if _without_start(saved.get(name)) != _without_start(value)]
     if different:
         raise CheckpointError(
             f"{folder}: belongs to another run: {different} differ from tenant {slot.tenant!r}'s. "
             "Load a checkpoint of this tenant and policy, or take another folder for a new run."
         )
+
+
+def _without_start(value: Any) -> Any:  # noqa: ANN401  # a JSON value
+    """Leave out where a policy started from: a checkpoint holds all that came of it, and folders move."""
+    if isinstance(value, dict):
+        return {name: each for name, each in cast("JsonObject", value).items() if name != "init_from"}
+    return value
 
 
 def _answer_json(answer: Answer) -> JsonObject:

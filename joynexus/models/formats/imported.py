@@ -137,7 +137,7 @@ def float32_source(tensors: TensorFile, name: str) -> TensorSource:
 
 def some_of(names: Sequence[str]) -> str:
     """Name a few keys, and say how many there are."""
-    shown = ", ".join(repr(each) for each in names[:NAMED_KEYS])
+    shown = ", ".join(names[:NAMED_KEYS])
     return shown if len(names) <= NAMED_KEYS else f"{shown} and {len(names) - NAMED_KEYS} more"
 
 
@@ -157,7 +157,7 @@ def describe_misfit(
     missing = [name.get(each, each) for each in expected if each not in found]
     extra = [name.get(each, each) for each in found if each not in expected]
     other = [
-        f"{name.get(each, each)} {list(found[each])}, need {list(shape)}"
+        f"{name.get(each, each)} is {list(found[each])}, need {list(shape)}"
         for each, shape in expected.items()
         if each in found and found[each] != shape
     ]

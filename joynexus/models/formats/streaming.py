@@ -56,9 +56,14 @@ class TensorInfo:
     shape: tuple[int, ...]
 
     @property
+    def num_elements(self) -> int:
+        """Numbers in the tensor."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the tensor."""
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        return self.num_elements * DTYPES[self.dtype].itemsize
 
 
 Blocks = Callable[[], Iterable[bytes | memoryview]]

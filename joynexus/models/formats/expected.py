@@ -1,0 +1,93 @@
+"""Whether a checkpoint has exactly the tensors that its own configuration needs: checked before anything is written."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+import transformers
+
+from joynexus.errors import CheckpointError, JoyNexusError
+from joynexus.models.action_module import ModuleDims
+from joynexus.models.formats.imported import ImportedPolicy, Part, describe_misfit
+from joynexus.specs.registry import load_implementation
+
+Shapes = dict[str, tuple[int, ...]]
+LIBRARY = "tower.vision_model."
+"""PaliGemma's vision tower has one level more on disk than in the library's class, which renames it when it loads."""
+
+
+def check_tensors(imported: ImportedPolicy) -> None:
+    """Compare a checkpoint's tensors with those of the frozen model and of the action module.
+
+    Both are built without memory for their numbers.
+
+    Raises:
+        CheckpointError: Naming missing, unknown and mis-shaped tensors, a few of each, and how many there are.
+        SpecError: If the configuration can't be built.
+    """
+    problems = _problems(imported, "backbone", _backbone_shapes(imported))
+    problems += _problems(imported, "policy", _module_shapes(imported))
+    if problems:
+        raise CheckpointError(
+            f"{imported.tensors.path}: its tensors do not fit its configuration ({imported.family}): "
+            f"{'; '.join(problems)}. Is it a whole checkpoint, and is the configuration its own?"
+        )
+
+
+def module_dims_of(imported: ImportedPolicy) -> ModuleDims:
+    """Return the sizes that the action module is built for, from configurations alone."""
+    text = cast("Mapping[str, Any]", imported.vlm_config.get("text_config") or {})
+    heads, width = int(text["num_attention_heads"]), int(text["hidden_size"])
+    kv_heads = int(text.get("num_key_value_heads", heads))
+    policy = imported.policy_spec("backbone")
+    return ModuleDims(
+        prefix_dim=width,
+        state_dim=policy.observation.state_dim,
+        action_dim=policy.action.dim,
+        horizon=policy.action.horizon,
+        kv_shape=(int(text["num_hidden_layers"]), kv_heads, int(text.get("head_dim") or width // heads)),
+        num_heads=heads,
+    )
+
+
+def _module_shapes(imported: ImportedPolicy) -> Shapes:
+    spec = imported.policy_spec("backbone").action_module
+    try:
+        with torch.device("meta"):
+            module = load_implementation(spec)(spec, module_dims_of(imported))
+    except JoyNexusError:
+        raise
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{imported.tensors.path.parent}: action module {spec.type!r} can't be built: {error!r}."
+        ) from error
+    return _shapes(module)
+
+
+def _backbone_shapes(imported: ImportedPolicy) -> Shapes:
+    library: Any = transformers
+    try:
+        kind = library.CONFIG_MAPPING[str(imported.vlm_config["model_type"])]
+        config = kind.from_dict(dict(imported.vlm_config))
+        with torch.device("meta"):
+            model = library.AutoModelForImageTextToText.from_config(config)
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{imported.tensors.path.parent}: no model can be built from its configuration: {error!r}."
+        ) from error
+    return {name: shape for name, shape in _shapes(model).items() if name != "lm_head.weight"}
+
+
+def _problems(imported: ImportedPolicy, part: Part, expected: Shapes) -> list[str]:
+    names = imported.names(part)
+    found = {_library_name(name): imported.tensors.infos[original].shape for name, original in names.items()}
+    told = {_library_name(name): repr(original) for name, original in names.items()}
+    return describe_misfit({_library_name(name): each for name, each in expected.items()}, found, name=told)
+
+
+def _library_name(name: str) -> str:
+    return name.replace(LIBRARY, "tower.")
+
+
+def _shapes(module: torch.nn.Module) -> Shapes:
+    return {name: tuple(each.shape) for name, each in module.state_dict().items()}
