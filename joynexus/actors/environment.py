@@ -190,7 +190,7 @@ class EnvironmentActor:
     def _rollout(self, workload: int, spec: RlSpec, stop: threading.Event) -> None:
         enough = spec.rollout.episodes_per_iteration * max(1, spec.rollout.max_staleness)
         name = self._tenant.tenant
-        ships = spec.algorithm.reads_features and self._tenant.policy.reuse_prefixes
+        ships = spec.algorithm.reads_features and self._tenant.policy.shares_prefixes
         mode: ShippingMode = spec.rollout.ship_features if ships else "never"
         shipping = FeatureShipping(mode, max_bytes=max_feature_bytes(self._lane_bytes, enough))
         self._shipping, lane = shipping, TimedLane(self._queue, shipping)

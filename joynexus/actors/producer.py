@@ -32,7 +32,7 @@ class DataProducer:
         self._log = tenant_logger(__name__, self._tenant.tenant)
         training = spec.training
         stores = training.prefix_store.device_bytes + training.prefix_store.host_bytes > 0
-        self._light_epochs = training.light_epochs and stores and self._tenant.policy.reuse_prefixes
+        self._light_epochs = training.light_epochs and stores
         self._queue = QueueClient(spec.service, self._tenant.policy.backbone)
         self._engines: dict[int, ProducerEngine] = {}
         self._running: int | None = None

@@ -90,7 +90,8 @@ class ProducerEngine:
             tenant: Whose seed decides the order; its dataset paths are absolute.
             workload: Index of the workload, which enters the ids of the items.
             spec: The workload.
-            light_epochs: Whether items may go without frames; without cameras there is nothing to leave out.
+            light_epochs: Whether items may go without frames; without cameras there is nothing to leave out, and where
+                features are not kept nothing to find.
 
         Raises:
             DatasetError: If a file is missing, truncated or inconsistent.
@@ -107,7 +108,7 @@ class ProducerEngine:
             horizon=tenant.policy.action.horizon,
             num_items=spec.num_steps * spec.gradient_accumulation,
             frame_bytes=len(seen.cameras) * math.prod(seen.image_size) * 3,
-            light_epochs=light_epochs and len(seen.cameras) > 0,
+            light_epochs=light_epochs and len(seen.cameras) > 0 and tenant.policy.shares_prefixes,
         )
 
     @property
