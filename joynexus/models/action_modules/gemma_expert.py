@@ -16,13 +16,14 @@ the flow time, as in DiT (https://arxiv.org/abs/2212.09748).
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
 from joynexus.errors import SpecError
 from joynexus.models.action_module import ModuleDims
 from joynexus.models.prefix import PrefixFeatures
+from joynexus.models.rotary import rotate
 from joynexus.specs.vla_modules import GemmaExpertSpec
 
 ROTARY_BASE = 10_000.0
@@ -169,12 +170,12 @@ class ExpertLayers(nn.Module):
         """Run the suffix behind a prefix; see :meth:`GemmaExpert.forward`."""
         rows, count = tokens.shape[:2]
         positions = memory.seen.sum(dim=1, keepdim=True) + torch.arange(count, device=tokens.device)
-        cos, sin = (each[:, None] for each in rotary_angles(positions, self._head_dim))
+        rotary = gemma_angles(positions, self._head_dim)
         prefix = memory.seen[:, None].expand(rows, count, -1)
         mask = torch.cat([prefix, sees.expand(rows, count, count)], dim=2)[:, None]
         hidden = tokens
         for layer, *past in zip(self.layers, memory.keys, memory.values, strict=True):
-            hidden = layer(hidden, tuple(past), (cos, sin), mask, condition)
+            hidden = layer(hidden, tuple(past), rotary, mask, condition)
         return self.norm(hidden, condition)[0]
 
 
@@ -241,20 +242,14 @@ def reset_expert(module: nn.Module, generator: torch.Generator) -> None:
             nn.init.zeros_(layer.dense.weight)
 
 
-def rotary_angles(
-    positions: Float[Tensor, "b q"] | Tensor, head_dim: int
-) -> tuple[Float[Tensor, "b q e"], Float[Tensor, "b q e"]]:
-    """Cosines and sines of the rotary embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864)."""
+def gemma_angles(
+    positions: Int64[Tensor, "b q"], head_dim: int
+) -> tuple[Float[Tensor, "b 1 q e"], Float[Tensor, "b 1 q e"]]:
+    """Cosines and sines of the rotary embedding, rounded as the frozen layers' are, whose keys stand beside these."""
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    angles = positions[..., None].to(torch.float32) * (1.0 / ROTARY_BASE**pairs)
+    angles = positions[:, None, :, None].to(torch.float32) * (1.0 / ROTARY_BASE**pairs)
     doubled = torch.cat([angles, angles], dim=-1)
     return doubled.cos(), doubled.sin()
-
-
-def rotate(states: Float[Tensor, "b h q e"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b h q e"]:
-    """Turn each pair of numbers, ``e / 2`` apart, by its angle."""
-    first, second = states.chunk(2, dim=-1)
-    return states * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 def _over_rms(hidden: Float[Tensor, "b q w"]) -> Float[Tensor, "b q w"]:

@@ -12,6 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from joynexus.models.rotary import rotate
+
 
 def run_layers(
     layers: Iterable[Any],
@@ -56,9 +58,3 @@ def run_layers(
         hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
     return hidden, tuple(keys), tuple(values)
-
-
-def rotate(states: Float[Tensor, "b n q e"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b n q e"]:
-    """Turn each pair of numbers, ``e / 2`` apart, by its angle (Su et al. 2021, https://arxiv.org/abs/2104.09864)."""
-    first, second = states.chunk(2, dim=-1)
-    return states * cos + torch.cat([-second, first], dim=-1) * sin

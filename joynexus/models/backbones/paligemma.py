@@ -75,7 +75,7 @@ class PaliGemmaBackbone(Backbone):
         assert isinstance(spec, PaliGemmaBackboneSpec)
         model, prompts = build_model(spec, model_class="PaliGemmaModel", config_class="PaliGemmaConfig")
         family = model.config.text_config.model_type
-        if family != "gemma":  # Gemma 2 caps its logits, norms its outputs and slides its windows
+        if family != "gemma":
             raise SpecError(
                 f"paligemma: the language model is {family!r}, need 'gemma'. Take a PaliGemma 1 checkpoint."
             )
