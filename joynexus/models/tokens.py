@@ -28,12 +28,16 @@ class PromptTable:
             special_ids: Ids of special tokens by the tokenizer's own names for them, such as ``global_image_token``.
         """
         self.special_ids = dict(special_ids or {})
+        self.pad_id = pad_id
 
         def ids(prompt: str) -> tuple[int, ...]:
             return tuple(encode(prompt))
 
         self._ids = lru_cache(maxsize=REMEMBERED_PROMPTS)(ids)
-        self._pad_id = pad_id
+
+    def ids(self, prompt: str) -> tuple[int, ...]:
+        """Return the ids of one prompt."""
+        return self._ids(prompt)
 
     def rows(self, prompts: Sequence[str], max_tokens: int) -> tuple[Int64[Tensor, "b l"], Bool[Tensor, "b l"]]:
         """Return ids and mask of each prompt, on the CPU.
@@ -41,7 +45,7 @@ class PromptTable:
         Raises:
             InvalidBatchError: If a prompt has more than ``max_tokens`` tokens.
         """
-        ids = torch.full((len(prompts), max_tokens), self._pad_id, dtype=torch.int64)
+        ids = torch.full((len(prompts), max_tokens), self.pad_id, dtype=torch.int64)
         mask = torch.zeros(len(prompts), max_tokens, dtype=torch.bool)
         for row, prompt in enumerate(prompts):
             found = self._ids(prompt)

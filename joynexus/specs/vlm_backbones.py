@@ -277,3 +277,54 @@ class Qwen25VlBackboneSpec(QwenVlBackboneSpec):
     max_pixels: int = Field(default=12_845_056, ge=1)
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+
+
+class HfBackboneSpec(VlmBackboneSpec):
+    """Any image-text-to-text model of transformers that gives hidden states, through the library's own forward.
+
+    A row is the header, the frames of all cameras, each between two texts, and the prompt. There are no keys and
+    values: families with modules that need them have backbones of their own. Frames are resized, scaled to [0, 1] and
+    normalised as the fields say, so take them from the model's processor.
+    """
+
+    implementation: ClassVar[str] = "joynexus.models.backbones.hf:HfBackbone"
+    typical: ClassVar[LanguageSizes] = LanguageSizes(
+        hidden_dim=2048, num_layers=28, num_heads=16, num_kv_heads=8, head_dim=128, num_parameters=3_000_000_000
+    )
+    mask_layout: ClassVar[str] = "of-the-model/1"
+    min_image_size: ClassVar[int] = 1
+
+    type: Literal["hf"] = "hf"
+    image_side: int = Field(ge=1, le=4096)
+    """Frames become squares of this side, in pixels."""
+    fit: Literal["stretch", "pad"] = "stretch"
+    """Whether a frame is stretched to the square, or keeps its aspect and gets black at the left and top."""
+    resample: Literal["bilinear", "bicubic"] = "bilinear"
+    """How frames are stretched, with antialiasing; padded ones are bilinear without."""
+    image_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """Of each colour in [0, 1], taken off."""
+    image_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """Of each colour in [0, 1], divided by."""
+    frames_by_row: bool = False
+    """Whether the model takes pixels as [rows, frames, 3, s, s], as Idefics does; else as [rows * frames, 3, s, s]."""
+    tokens_per_image: int = Field(ge=1, le=16_384)
+    """Tokens of a frame; what the model gives is checked against it."""
+    header: str = ""
+    """Text in front of the frames, behind the tokenizer's own beginning."""
+    image_start: str = ""
+    """Text in front of each frame."""
+    image_end: str = ""
+    """Text behind each frame."""
+    hidden_layer: int = Field(default=-1, ge=-256, le=256)
+    """Which of the model's hidden states modules read: 0 is the embeddings, -1 the last, behind the final norm."""
+
+    def prefix_length(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
+        del image_size  # every frame becomes a square of image_side
+        letters = 1 if self.init == "random" else 4
+        around = sum(-(-len(each) // letters) for each in (self.image_start, self.image_end))
+        header = 1 + len(self.header) // letters
+        return header + num_cameras * (self.tokens_per_image + around) + num_tokens
+
+    def prefix_bytes(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
+        length = self.prefix_length(num_cameras, image_size, num_tokens)
+        return length * self.hidden_dim() * self.bytes_per_number

@@ -1,6 +1,7 @@
 """Tiny models, cheap enough for hundreds of forwards in a test."""
 
 from joynexus.specs.vlm_backbones import (
+    HfBackboneSpec,
     PaliGemmaBackboneSpec,
     Qwen3VlBackboneSpec,
     Qwen25VlBackboneSpec,
@@ -141,3 +142,41 @@ TINY_QWEN2_5_VL = Qwen25VlBackboneSpec(
     },
 )
 """Qwen2.5-VL with 2 random language layers of width 32, windows of one token in the first layer of its tower."""
+
+TINY_HF = HfBackboneSpec(
+    init="random",
+    seed=7,
+    chunk_size=4,
+    image_side=32,
+    tokens_per_image=4,
+    frames_by_row=True,
+    image_start="<",
+    image_end=">",
+    config={
+        "model_type": "idefics3",
+        "scale_factor": 2,
+        "image_token_id": 3,
+        "text_config": {
+            "model_type": "llama",
+            "vocab_size": 264,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 512,
+            "pad_token_id": 0,
+            "initializer_range": 0.2,
+        },
+        "vision_config": {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 32,
+            "patch_size": 8,
+            "initializer_range": 0.2,
+        },
+    },
+)
+"""Idefics3 through the library: 2 random language layers of width 32, 4 tokens per camera and 2 around them."""

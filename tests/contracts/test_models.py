@@ -16,9 +16,10 @@ from joynexus.specs.registry import component_types
 from joynexus.specs.vla_modules import Gr00tModuleSpec, Pi0ModuleSpec, Pi05ModuleSpec, SmolVlaModuleSpec
 from joynexus.testing.action_module_contracts import check_action_module
 from joynexus.testing.model_contracts import check_backbone
-from joynexus.testing.tiny import TINY_PALIGEMMA, TINY_QWEN2_5_VL, TINY_QWEN3_VL, TINY_SMOLVLM
+from joynexus.testing.tiny import TINY_HF, TINY_PALIGEMMA, TINY_QWEN2_5_VL, TINY_QWEN3_VL, TINY_SMOLVLM
 
 BACKBONES = {
+    "hf": [TINY_HF],
     "lite": [
         LiteBackboneSpec(type="lite", chunk_size=4),
         LiteBackboneSpec(type="lite", chunk_size=2, feature_stride=16),

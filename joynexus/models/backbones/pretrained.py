@@ -26,7 +26,8 @@ def build_model(spec: VlmBackboneSpec, *, model_class: str, config_class: str) -
     Args:
         spec: Says where from, and in which type.
         model_class: Name in transformers of the class that checkpoints are read into; it has no language-model head.
-        config_class: Name in transformers of its config, for ``init: random``.
+        config_class: Name in transformers of its config, for ``init: random``; ``AutoConfig`` where the config names
+            its ``model_type`` itself.
 
     Returns:
         The model, cut to the first ``num_layers`` language layers, and the table of its prompts. torch's global
@@ -43,7 +44,8 @@ def build_model(spec: VlmBackboneSpec, *, model_class: str, config_class: str) -
 
 def _random(spec: VlmBackboneSpec, config_class: str) -> tuple[Any, PromptTable]:
     library: Any = transformers
-    config = getattr(library, config_class)(**(spec.config or {}))
+    make = library.AutoConfig.for_model if config_class == "AutoConfig" else getattr(library, config_class)
+    config = make(**(spec.config or {}))
     tokenizer = ByteTokenizer()
     vocabulary = int(config.get_text_config().vocab_size)
     if vocabulary < tokenizer.num_tokens:
