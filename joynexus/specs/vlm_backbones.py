@@ -247,9 +247,13 @@ class Qwen3VlBackboneSpec(QwenVlBackboneSpec):
 
     type: Literal["qwen3_vl"] = "qwen3_vl"
     min_pixels: int = Field(default=65_536, ge=1)
+    """Smaller frames are enlarged to so many pixels: ``shortest_edge`` or ``min_pixels`` of the processor's config."""
     max_pixels: int = Field(default=16_777_216, ge=1)
+    """Larger frames are shrunk to so many pixels: ``longest_edge`` or ``max_pixels`` of the processor's config."""
     image_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """Of each colour in [0, 1], taken off."""
     image_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """Of each colour in [0, 1], divided by."""
 
 
 class Qwen25VlBackboneSpec(QwenVlBackboneSpec):
@@ -274,9 +278,13 @@ class Qwen25VlBackboneSpec(QwenVlBackboneSpec):
 
     type: Literal["qwen2_5_vl"] = "qwen2_5_vl"
     min_pixels: int = Field(default=3_136, ge=1)
+    """Smaller frames are enlarged to so many pixels: ``shortest_edge`` or ``min_pixels`` of the processor's config."""
     max_pixels: int = Field(default=12_845_056, ge=1)
+    """Larger frames are shrunk to so many pixels: ``longest_edge`` or ``max_pixels`` of the processor's config."""
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
+    """Of each colour in [0, 1], taken off."""
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+    """Of each colour in [0, 1], divided by."""
 
 
 class HfBackboneSpec(VlmBackboneSpec):
