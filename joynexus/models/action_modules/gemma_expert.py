@@ -191,13 +191,12 @@ class GemmaExpert(nn.Module):
             adaptive: Whether the norms are conditioned.
 
         Raises:
-            SpecError: If the backbone's layers and heads are not those that the expert stands beside; a backbone
-                with fewer layers is left to build_policy, which knows its name.
+            SpecError: If the backbone's layers and heads are not those that the expert stands beside.
         """
         super().__init__()
         found = (*dims.kv_shape, dims.num_heads)
         need = (spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.num_heads)
-        if found != need and dims.kv_shape[0] >= spec.num_layers:
+        if found != need:
             raise SpecError(
                 f"action_module {spec.type!r}: (num_layers, num_kv_heads, head_dim, num_heads) are {need}, the "
                 f"backbone's are {found}. Give the module the backbone's, and cut the backbone with its num_layers."
