@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import joynexus
-from joynexus.cli import light, operate, run
+from joynexus.cli import fit, formats, light, operate, run
 from joynexus.cli.outcome import JoyNexusGroup
 
 app = typer.Typer(
@@ -23,14 +23,16 @@ app = typer.Typer(
 app.command()(light.validate)
 app.command()(light.plan)
 app.command()(light.schema)
+app.command()(fit.fit)
 app.command()(run.run)
 app.command()(operate.up)
 app.command()(operate.status)
 app.command()(operate.usage)
 app.command()(operate.logs)
 app.command()(operate.stop)
-app.command()(operate.export)
+app.command()(formats.export)
 app.command()(operate.down)
+app.add_typer(formats.importing, name="import")
 
 
 def _print_version(wanted: bool) -> bool:  # noqa: FBT001  # typer calls it with the option's value

@@ -23,6 +23,7 @@ class LiveProgress:
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self._shown: dict[str, tuple[str, str]] = {}
         self._shown_at: dict[str, float] = {}
+        self._told: set[tuple[str, int]] = set()
         self._started = time.monotonic()
 
     def __enter__(self) -> "LiveProgress":
@@ -37,12 +38,22 @@ class LiveProgress:
             self._live.stop()
 
     def show(self, statuses: Mapping[str, Mapping[str, Any]]) -> None:
-        """Show the newest statuses."""
+        """Show the newest statuses, and once what each says of the fit of new data."""
+        for name, status in statuses.items():
+            self._tell_fit(name, status)
         if self._live is not None:
             self._live.update(self._table(statuses))
         else:
             for name, status in statuses.items():
                 self._line(name, status)
+
+    def _tell_fit(self, name: str, status: Mapping[str, Any]) -> None:
+        for index, workload in enumerate(status["workloads"]):
+            fit = workload["results"].get("fit")
+            if fit and (name, index) not in self._told:
+                self._told.add((name, index))
+                for line in fit["lines"]:
+                    self._console.print(f"{name}: {line}", highlight=False, soft_wrap=True)
 
     def _table(self, statuses: Mapping[str, Mapping[str, Any]]) -> Table:
         table = Table("tenant", "status", "progress", "version", "device s")

@@ -1,7 +1,6 @@
-"""Commands for a running service: ``up``, ``status``, ``usage``, ``logs``, ``stop``, ``export``, ``down``."""
+"""Commands for a running service: ``up``, ``status``, ``usage``, ``logs``, ``stop``, ``down``."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
 Named = Annotated[str | None, typer.Option("--name", help="The service's name; needed where several run.")]
 
 
-def _connect(name: str | None) -> "Service":
+def connect_service(name: str | None) -> "Service":
+    """Find the running service."""
     from joynexus.api.service import connect  # needs Ray
 
     return connect(name)
@@ -49,7 +49,7 @@ def down(*, name: Named = None) -> None:
     """Stop the service with all its tenants, and the Ray head if 'joynexus up' started it."""
     from joynexus.actors import head
 
-    service = _connect(name)
+    service = connect_service(name)
     root = service.root
     service.shut_down()
     typer.echo(f"service {service.name!r} is down")
@@ -61,7 +61,7 @@ def status(*, name: Named = None, as_json: AsJson = False) -> None:
     """Show every tenant: state, progress, policy version, charge."""
     from joynexus.api.follow import progress_line
 
-    found = _connect(name).status()
+    found = connect_service(name).status()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -76,7 +76,7 @@ def usage(*, name: Named = None, as_json: AsJson = False) -> None:
     """Show where every device-second and every prefix went: by tenant and kind, and why engines were idle."""
     from joynexus.cli.usage import engines_table, tenants_table
 
-    found = _connect(name).usage(fresh=True)
+    found = connect_service(name).usage(fresh=True)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -96,8 +96,8 @@ def logs(
     from joynexus.actors import names
     from joynexus.observability.logs import format_record, read_logs
 
-    service = _connect(name)
-    state = _state_of(service, tenant)
+    service = connect_service(name)
+    state = state_of(service, tenant)
     for record in list(read_logs(service.root / names.LOGS / tenant))[-lines:]:
         typer.echo(format_record(record))
     if state["reason"]:
@@ -106,31 +106,17 @@ def logs(
 
 def stop(tenants: Annotated[list[str], typer.Argument(help="Tenants.")], *, name: Named = None) -> None:
     """Stop tenants, and wait until nothing of them is left."""
-    service = _connect(name)
+    service = connect_service(name)
     for tenant in tenants:
         typer.echo(f"{tenant}: {service.stop(tenant)}")
 
 
-def export(
-    tenant: Annotated[str, typer.Argument(help="Tenant.")],
-    folder: Annotated[Path, typer.Argument(help="Where to; must not exist yet.")],
-    *,
-    name: Named = None,
-) -> None:
-    """Write a tenant's policy (its module, spec and statistics, nothing of anybody else) for use elsewhere."""
-    if folder.exists():
-        raise ServiceError(f"{folder}: exists already. Name a new folder.")
-    service = _connect(name)
-    state = _state_of(service, tenant)
-    finished = Path(state["folder"]) / "export"
-    if finished.exists():
-        shutil.copytree(finished, folder)
-    else:
-        service.tenant(tenant).export(folder).result(timeout_s=600.0)
-    typer.echo(f"{tenant}: version {state['policy_version']} written to {folder}")
+def state_of(service: "Service", tenant: str) -> dict[str, Any]:
+    """Return the state of a tenant.
 
-
-def _state_of(service: "Service", tenant: str) -> dict[str, Any]:
+    Raises:
+        TenantNotFoundError: Naming those that there are.
+    """
     found = service.status()
     if tenant not in found:
         raise TenantNotFoundError(f"{tenant}: no such tenant. Known: {sorted(found)}.")

@@ -12,6 +12,7 @@ The folder is written under a temporary name and renamed; tensors go from file t
 import json
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,15 +23,15 @@ from joynexus.errors import CheckpointError, SpecError
 from joynexus.models.formats.expected import check_tensors
 from joynexus.models.formats.imported import ImportedPolicy, Part
 from joynexus.models.formats.streaming import TensorSource, write_tensors
+from joynexus.scheduling.admission import ServiceState, admit
 from joynexus.scheduling.plan import compile_plan
 from joynexus.specs.documents import write_documents
 from joynexus.specs.loading import load_service, load_tenant
-from joynexus.specs.service import QuotaSpec, TrainingSpec
-from joynexus.specs.tenant import PolicySpec
+from joynexus.specs.service import QuotaSpec, ServiceSpec, TrainingSpec
+from joynexus.specs.tenant import PolicySpec, TenantSpec
 from joynexus.training.checkpoint import TEMPORARY, replace_file
 from joynexus.training.export import write_policy
 from joynexus.training.json_values import JsonObject
-from joynexus.training.slot import slot_bytes
 
 FORMAT = "joynexus-original/1"
 BACKBONE, POLICY, ORIGINAL = "backbone", "policy", "original"
@@ -174,23 +175,35 @@ def _write_specs(
     folder: Path, imported: ImportedPolicy, policy: Mapping[str, Any], *, source: Path, tenant: str, backbone: str
 ) -> None:
     """Write both YAML files, and check that the tenant fits the service."""
-    size = {part: _numbers(imported, part) for part in ("backbone", "policy")}
-    slot = slot_bytes(size["policy"], "float32")
-    per_number = 2 if imported.backbone["dtype"] == "bfloat16" else 4
-    device = max(TrainingSpec().device_bytes, _gibibytes(size["backbone"] * per_number + slot + HEADROOM))
-    quota = max(QuotaSpec().max_module_bytes, _gibibytes(slot))
     service: JsonObject = {"backbones": {backbone: {**imported.backbone, "path": f"./{BACKBONE}"}}}
-    if device != TrainingSpec().device_bytes:
-        service["training"] = {"device_bytes": device}
-    if quota != QuotaSpec().max_module_bytes:
-        service["quotas"] = {"max_module_bytes": quota}
-    written = {"tenant": tenant, "policy": {"backbone": backbone, "init_from": f"./{POLICY}", **policy}}
+    written: JsonObject = {"tenant": tenant, "policy": {"backbone": backbone, "init_from": f"./{POLICY}", **policy}}
+    service |= _room(TenantSpec.model_validate(written), imported, backbone)
     for file, head, document in (
         (SERVICE_FILE, HEAD_OF_SERVICE, service),
         (TENANT_FILE, HEAD_OF_TENANT, written),
     ):
         replace_file(folder / file, (head.format(source=source) + write_documents([document])).encode())
-    compile_plan(load_tenant(folder / TENANT_FILE), load_service(folder / SERVICE_FILE))
+    loaded = load_service(folder / SERVICE_FILE)
+    admit(compile_plan(load_tenant(folder / TENANT_FILE), loaded), ServiceState(service=loaded))
+
+
+def _room(tenant: TenantSpec, imported: ImportedPolicy, backbone: str) -> JsonObject:
+    """Raise the limits that the tenant or its backbone would not fit into."""
+    spec = imported.backbone_spec(BACKBONE)
+    plan = compile_plan(tenant, ServiceSpec(backbones={backbone: spec}, quotas=QuotaSpec(max_module_bytes=sys.maxsize)))
+    device = _gibibytes(max(spec.parameter_bytes(), _stored_bytes(imported)) + plan.memory.total + HEADROOM)
+    quota = _gibibytes(plan.memory.module)
+    raised: JsonObject = {}
+    if device > TrainingSpec().device_bytes:
+        raised["training"] = {"device_bytes": device}
+    if quota > QuotaSpec().max_module_bytes:
+        raised["quotas"] = {"max_module_bytes": quota}
+    return raised
+
+
+def _stored_bytes(imported: ImportedPolicy) -> int:
+    """Bytes of the frozen model in the type that it will have in memory."""
+    return _numbers(imported, "backbone") * (2 if imported.backbone["dtype"] == "bfloat16" else 4)
 
 
 def _numbers(imported: ImportedPolicy, part: Part) -> int:
