@@ -67,6 +67,8 @@ class Measured:
     tables: Mapping[str, Sequence[Row]]
     notes: Sequence[str] = ()
     """What a reader has to know: what was compared, what was checked."""
+    data: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What other programs need of the run; it stands in the JSON beside the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,7 @@ class Benchmark:
     """Day of the measurement: ``2026-01-31``."""
     wall_s: float
     """Of the whole run."""
+    data: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +120,7 @@ class Study:
             environment=place,
             date=time.strftime("%Y-%m-%d"),
             wall_s=round(time.monotonic() - began, 1),
+            data=dict(measured.data),
         )
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
@@ -178,7 +182,8 @@ def summary(result: Benchmark) -> list[str]:
 def write_json(result: Benchmark, path: Path) -> None:
     """Write a result as JSON: ``name``, ``headline``, ``tables``, ``environment``, ``date`` and more."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dataclasses.asdict(result), indent=1) + "\n")
+    fields = dataclasses.asdict(result)
+    path.write_text(json.dumps({**fields.pop("data"), **fields}, indent=1) + "\n")
 
 
 def save_plot(result: Benchmark, path: Path, draw: Callable[[Benchmark, Any], None]) -> None:

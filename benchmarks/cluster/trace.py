@@ -4,13 +4,14 @@
 ``--quick`` it takes MuJoCo tasks, and a minute and a half.
 """
 
+import dataclasses
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cluster.trace_costs import for_simulation
 from benchmarks.cluster.trace_run import (
     ALONE,
     CONVENTIONAL,
@@ -22,12 +23,9 @@ from benchmarks.cluster.trace_run import (
     jain,
     largest_difference,
     run,
-    serving,
-    start,
-    start_ray,
-    stop_ray,
 )
 from benchmarks.cluster.trace_tenants import SFT, quick_trace, service_spec, whole_trace
+from benchmarks.cluster.world import running
 from benchmarks.harness import Measured, Options, Row, Study
 from joynexus.api import Service
 from joynexus.observability.latency import quantile_ms
@@ -41,41 +39,29 @@ QUESTION = (
 )
 
 
+COMPARED = (SHARED, ALONE, CONVENTIONAL)
+"""All ways of a quick run."""
+
+
 def measure(options: Options) -> Measured:
-    """Run the trace in every way."""
+    """Run the trace in every way, one after the other on one service."""
     with tempfile.TemporaryDirectory(prefix="joynexus-trace-") as name:
-        folder = Path(name)
-        tenants = quick_trace(folder, options.seed) if options.quick else whole_trace(options.seed)
-        start_ray()
-        try:
-            found = _run_quickly(tenants, folder) if options.quick else _run_all(tenants, folder)
-        finally:
-            stop_ray()
-    return report(found, quick=options.quick)
+        tenants = quick_trace(Path(name), options.seed) if options.quick else whole_trace(options.seed)
+        ways = COMPARED if options.quick else (*COMPARED, IN_TURN, *WITHOUT)
+        with running(service_spec(), num_cpus=4) as (service, spec):
+            found = _run_all(ways, service, tenants)
+    data = for_simulation(spec, tenants, found[SHARED.name], found[ALONE.name])
+    return dataclasses.replace(report(found, quick=options.quick), data=data)
 
 
-def _run_all(tenants: Sequence[TenantSpec], folder: Path) -> dict[str, Outcome]:
-    """Run every way, one after the other; those that need the same service share it."""
+def _run_all(ways: Sequence[Way], service: Service, tenants: Sequence[TenantSpec]) -> dict[str, Outcome]:
     found: dict[str, Outcome] = {}
-    for ways in ((SHARED,), (ALONE, IN_TURN), (CONVENTIONAL,), *((each,) for each in WITHOUT)):
-        with serving(ways[0], service_spec(), folder) as service:
-            found |= {way.name: _run(way, service, tenants) for way in ways}
+    told = service.usage(fresh=True)
+    for way in ways:
+        outcome, told = run(way, service, tenants, told)
+        print(f"{way.name}: busy {outcome.busy_s:.1f} s of {outcome.makespan_s:.0f} s", flush=True)
+        found[way.name] = outcome
     return found
-
-
-def _run_quickly(tenants: Sequence[TenantSpec], folder: Path) -> dict[str, Outcome]:
-    """Run the three ways that are compared; their services start together, and end with Ray."""
-    ways = (SHARED, ALONE, CONVENTIONAL)
-    with ThreadPoolExecutor(len(ways)) as pool:
-        starting = [pool.submit(start, way, service_spec(), folder) for way in ways]
-        services = [each.result() for each in starting]
-    return {way.name: _run(way, service, tenants) for way, service in zip(ways, services, strict=True)}
-
-
-def _run(way: Way, service: Service, tenants: Sequence[TenantSpec]) -> Outcome:
-    outcome = run(way, service, tenants)
-    print(f"{way.name}: busy {outcome.busy_s:.1f} s of {outcome.makespan_s:.0f} s", flush=True)
-    return outcome
 
 
 def report(found: Mapping[str, Outcome], *, quick: bool) -> Measured:
@@ -99,10 +85,11 @@ def report(found: Mapping[str, Outcome], *, quick: bool) -> Measured:
     notes = [
         "Busy: CPU seconds of the engines' own work, training and inference together, without any waiting.",
         "A second of a core is worth less while simulators use its caches: isolated tenants run at the same time too.",
-        "But then no forward holds two tenants' samples, and nothing that one encodes serves another.",
+        "But each then has a prompt of its own: no forward holds two tenants' samples, and none serves another.",
+        "All ways run on one service, one after the other; conventional tenants ask it not to reuse prefixes.",
     ]
     if quick:
-        notes.append("Quick: MuJoCo tasks and made-up demonstrations stand in for LIBERO, ManiSkill and its planner.")
+        notes.append("Quick: a MuJoCo task and made-up demonstrations stand in for LIBERO, ManiSkill and its planner.")
     return Measured(headline=headline, tables=tables, notes=notes)
 
 

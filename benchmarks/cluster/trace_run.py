@@ -1,28 +1,26 @@
-"""Running a trace in one way: all tenants at once on one service, or one after the other, each alone."""
+"""Running a trace in one way: all tenants at once, or one after the other, sharing forwards or each with its own.
+
+All ways run on one service, one after the other; when a tenant ends, its features leave the store.
+"""
 
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import ray
 import safetensors.numpy
-from ray import serve
 
-import joynexus
-from benchmarks.cluster.trace_tenants import NO_STORE
-from joynexus.actors import cluster
 from joynexus.actors.records import ENDED
 from joynexus.api import Service
 from joynexus.observability.usage_counts import usage_growth
-from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import TenantSpec
 from joynexus.types import Array
 
 POLL_S = 0.2
+Usage = Mapping[str, Mapping[str, Any]]
+"""A service's own account, by backbone and engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,29 +33,25 @@ class Way:
     reuses: bool = True
     """Whether prefix features are kept, shipped with trajectories and taken in place of frames."""
     groups: bool = True
-    """Whether samples of several tenants may share a forward. Without, nothing of one tenant's work serves another:
-    each takes the device as long as it would alone."""
+    """Whether samples of several tenants may share a forward. Without, each tenant has a schema signature of its own,
+    so that nothing of one's work serves another: each takes the device as long as it would alone."""
     ships: bool = True
     """Whether trajectories may bring their features."""
 
-    def service(self, spec: ServiceSpec) -> ServiceSpec:
-        """Return the service that runs it."""
-        training, inference = spec.training, spec.inference
-        if not self.reuses:
-            training = training.model_copy(update={"prefix_store": NO_STORE, "light_epochs": False})
-        if not self.groups:
-            training = training.model_copy(update={"max_group_samples": 1})
-            inference = inference.model_copy(update={"max_batch_size": 1})
-        changes = {"service": self.name, "training": training, "inference": inference}
-        return ServiceSpec.model_validate(spec.model_copy(update=changes).model_dump())
+    def tenant(self, spec: TenantSpec, index: int) -> TenantSpec:
+        """Return a tenant as it runs in this way.
 
-    def tenant(self, spec: TenantSpec) -> TenantSpec:
-        """Return a tenant as it runs in this way."""
-        if self.reuses and self.ships:
-            return spec
+        Args:
+            spec: As it is when all is shared.
+            index: Its place in the trace. Each but the first gets a prompt of its own, of as many tokens with their
+                padding; the first keeps its prompt, so that its features, losses and parameters can be compared.
+        """
         found = spec.model_dump(mode="json")
+        found["policy"]["reuse_prefixes"] = self.reuses
+        if not self.groups:
+            found["policy"]["observation"]["prompt_template"] += "." * index
         for workload in found["workloads"]:
-            if workload["type"] == "rl":
+            if workload["type"] == "rl" and not self.ships:
                 workload["rollout"]["ship_features"] = "never"
         return TenantSpec.model_validate(found)
 
@@ -81,6 +75,8 @@ class TenantOutcome:
     name: str
     wall_s: float
     """From its submission to its end."""
+    running_s: float
+    """Of it, from the moment when its simulators and its slot were ready."""
     losses: tuple[float, float] | None
     """First and last of its fine-tuning."""
     module: Mapping[str, Array]
@@ -113,54 +109,57 @@ class Outcome:
         return sum(int(engine["encoded"]) for engine in self.usage.values())
 
 
-def start(way: Way, spec: ServiceSpec, folder: Path) -> Service:
-    """Start a service for a way on the running Ray."""
-    return joynexus.start(way.service(spec), root=folder / way.name)
+def run(way: Way, service: Service, tenants: Sequence[TenantSpec], told: Usage) -> tuple[Outcome, Usage]:
+    """Run the trace on a service on which nothing else runs.
 
+    Args:
+        way: How.
+        service: Where.
+        tenants: As they are when all is shared.
+        told: What the service has done before.
 
-@contextmanager
-def serving(way: Way, spec: ServiceSpec, folder: Path) -> Generator[Service]:
-    """Start a service, and end it."""
-    try:
-        yield start(way, spec, folder)
-    finally:
-        cluster.stop_service(way.name)
-
-
-def run(way: Way, service: Service, tenants: Sequence[TenantSpec]) -> Outcome:
-    """Run the trace on a service on which nothing else runs."""
-    before = service.usage(fresh=True)
+    Returns:
+        What came of it, and what the service has done now.
+    """
     began = time.monotonic()
     found: dict[str, TenantOutcome] = {}
-    for batch in [tenants] if way.at_once else [[each] for each in tenants]:
-        found |= _run_batch(service, [way.tenant(each) for each in batch])
+    specs = [way.tenant(each, index) for index, each in enumerate(tenants)]
+    for batch in [specs] if way.at_once else [[each] for each in specs]:
+        found |= _run_batch(service, batch)
     makespan = time.monotonic() - began
-    ((name, after),) = service.usage(fresh=True).items()
-    usage = {engine: usage_growth([before[name][engine]], [counts]) for engine, counts in after.items()}
-    return Outcome(way=way, makespan_s=makespan, usage=usage, tenants=found)
+    now: Usage = service.usage(fresh=True)
+    ((name, after),) = now.items()
+    usage = {engine: usage_growth([told[name][engine]], [counts]) for engine, counts in after.items()}
+    return Outcome(way=way, makespan_s=makespan, usage=usage, tenants=found), now
 
 
 def _run_batch(service: Service, tenants: Sequence[TenantSpec]) -> dict[str, TenantOutcome]:
     began = {each.tenant: time.monotonic() for each in tenants if service.submit(each)}
+    running: dict[str, float] = {}
     ended: dict[str, float] = {}
     statuses: Mapping[str, Mapping[str, Any]] = {}
     while len(ended) < len(began):
         time.sleep(POLL_S)
-        statuses = service.status()
+        statuses, now = service.status(), time.monotonic()
         for name in began:
-            if name not in ended and statuses[name]["status"] in ENDED:
-                ended[name] = time.monotonic()
+            if statuses[name]["status"] != "PENDING":
+                running.setdefault(name, now)
+            if statuses[name]["status"] in ENDED:
+                ended.setdefault(name, now)
     failed = {name: statuses[name]["reason"] for name in began if statuses[name]["status"] != "COMPLETED"}
     if failed:
         raise RuntimeError(f"trace: tenants failed: {failed}")
-    return {name: _outcome(name, statuses[name], ended[name] - began[name]) for name in began}
+    return {
+        name: _outcome(name, statuses[name], wall_s=end - began[name], running_s=end - running[name])
+        for name, end in ended.items()
+    }
 
 
-def _outcome(name: str, status: Mapping[str, Any], wall_s: float) -> TenantOutcome:
+def _outcome(name: str, status: Mapping[str, Any], *, wall_s: float, running_s: float) -> TenantOutcome:
     results = [each["results"] for each in status["workloads"] if each["type"] == "sft"]
     losses = (float(results[0]["loss_first"]), float(results[0]["loss_last"])) if results else None
     module = cast("Any", safetensors.numpy).load_file(Path(status["folder"]) / "export" / "module.safetensors")
-    return TenantOutcome(name=name, wall_s=wall_s, losses=losses, module=module)
+    return TenantOutcome(name=name, wall_s=wall_s, running_s=running_s, losses=losses, module=module)
 
 
 def largest_difference(one: Mapping[str, Array], other: Mapping[str, Array]) -> float:
@@ -175,14 +174,3 @@ def jain(values: Sequence[float]) -> float:
         Jain, Chiu and Hawe 1984, DEC-TR-301.
     """
     return sum(values) ** 2 / (len(values) * sum(each**2 for each in values))
-
-
-def start_ray() -> None:
-    """Start a Ray of this process's own, and Serve on it, for services that may be started side by side."""
-    cluster.start_local_ray(service="trace", num_cpus=4)
-    serve.start(proxy_location="Disabled")
-
-
-def stop_ray() -> None:
-    """End it."""
-    ray.shutdown()

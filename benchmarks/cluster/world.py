@@ -21,7 +21,7 @@ STATE_DIM = 8
 
 @contextmanager
 def running(spec: ServiceSpec, *, num_cpus: int = 2) -> Generator[tuple[Service, ServiceSpec]]:
-    """Start Ray and a service, and end both.
+    """Start Ray and a service, which ends with it.
 
     Yields:
         The service, and its spec with the folder that it writes to.
@@ -33,9 +33,7 @@ def running(spec: ServiceSpec, *, num_cpus: int = 2) -> Generator[tuple[Service,
             service = joynexus.start(spec, root=root)
             yield service, spec.model_copy(update={"storage": spec.storage.model_copy(update={"root": root})})
         finally:
-            if ray.is_initialized():
-                cluster.stop_service(spec.service)
-                ray.shutdown()
+            ray.shutdown()
 
 
 def acting_tenant(name: str, *, cameras: Sequence[str], image_size: int) -> TenantSpec:

@@ -7,7 +7,11 @@ The file is JSON with
   :mod:`benchmarks.simulation.workload`, optionally ``weight``, ``arrival_s`` and ``signature``. A tenant with several
   workloads has an entry for each, named ``tenant/workload``;
 - ``busy_s``: measured busy seconds by tenant, training and inference together;
-- optionally ``store_bytes`` and ``ship_features``, as the service was set.
+- optionally ``store_bytes``, ``ship_features``, and fields of the service's ``training`` and ``inference``, as the
+  service was set.
+
+``cluster/trace.py`` writes all of it: costs measured of tenants that share nothing, and the busy seconds of the shared
+run, which the costs do not know.
 """
 
 import json
@@ -43,6 +47,8 @@ def check_trace(path: Path) -> Measured:
     settings = Settings(
         store_bytes=int(document.get("store_bytes", plain.store_bytes)),
         ship_features=document.get("ship_features", plain.ship_features),
+        training=plain.training.model_copy(update=document.get("training", {})),
+        inference=plain.inference.model_copy(update=document.get("inference", {})),
     )
     outcome = simulate(tenants, from_fields(document["costs"], path.name), settings)
     predicted: dict[str, float] = {}
@@ -69,7 +75,8 @@ def compare(predicted: Mapping[str, float], measured: Mapping[str, float]) -> Me
         headline={"simulated_over_measured_busy": total or 0.0},
         tables={"Simulated and measured busy seconds": rows},
         notes=(
-            "The costs are those that the trace measured; what is predicted is what grouping and reuse make of them.",
+            "The costs are those that the trace measured of tenants that share nothing, one for all modules.",
+            "Predicted is what grouping and reuse make of them when all share.",
         ),
     )
 

@@ -125,8 +125,14 @@ def start_service(spec: ServiceSpec, root: Path, *, lifeline: str | None = None)
     except BaseException:
         stop_service(spec.service)
         raise
-    serve.start(proxy_location="Disabled")  # it runs: this process forgets the one of a Ray that it was on before
+    _find_serve()
     return master
+
+
+def _find_serve() -> None:
+    """Let this process forget the Serve of a Ray that it was connected to before; Serve itself does not notice."""
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it would say that it found what it was asked to find
+    serve.start(proxy_location="Disabled")
 
 
 def find_service(service: str | None = None, *, is_shared: bool = False) -> str:
