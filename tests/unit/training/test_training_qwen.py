@@ -40,10 +40,13 @@ def shared(name: str, dtype: str = "float32") -> Backbone:
     return load_backbone(BACKBONES[name].model_copy(update={"dtype": dtype}))
 
 
-def policy_of(module: str) -> PolicySpec:
+def policy_of(tenant: str) -> PolicySpec:
+    """The policy of a tenant, which is named after its module; ``NAME+lora`` has an adapter too."""
+    module = tenant.removesuffix("+lora")
     return PolicySpec.model_validate(
         {
             "backbone": "tiny",
+            "adapter": {"rank": 2, "targets": ["q_proj", "v_proj"]} if module != tenant else None,
             "observation": {
                 "cameras": ["base"],
                 "image_size": [16, 16],
@@ -87,6 +90,17 @@ def test_each_equals_itself_alone_to_the_bit(name: str, dtype: str) -> None:
         still = [each for each in start if np.array_equal(start[each], found[each])]
         assert still == [], "training leaves a parameter as it was"
     assert backbone.checksum() == before
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "hf"])
+def test_an_adapter_on_the_language_layers_trains_as_alone(name: str) -> None:
+    backbone = shared(name)
+    together = parameters(train(backbone, "gr00t", "gr00t+lora", "queries"), "gr00t+lora")
+    alone = parameters(train(backbone, "gr00t+lora"), "gr00t+lora")
+    assert are_equal(together, alone)
+    changes = [each for path, each in together.items() if path.endswith("lora_B.weight")]
+    assert len(changes) == 2 * len(backbone.adapter_layers()) // 7
+    assert all(each.any() for each in changes)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
