@@ -63,6 +63,18 @@ class DataProducer:
         """Tell the instructions of a workload's dataset, as far as it knows them."""
         return (await asyncio.to_thread(self._engine, workload, spec)).instructions
 
+    async def fit(self, workload: int, spec: SftSpec, stats: PolicyStats) -> dict[str, Any] | None:
+        """Compare a workload's dataset with the policy's statistics, as ``summary.json`` holds it.
+
+        Returns:
+            See :class:`joynexus.data.fit_report.FitReport`; None where the statistics are the dataset's own.
+        """
+        engine = await asyncio.to_thread(self._engine, workload, spec)
+        report = await asyncio.to_thread(engine.fit, stats, self._tenant.policy)
+        for line in [] if report is None else report.lines():
+            self._log.info("fit: %s", line)
+        return None if report is None else report.to_json()
+
     def _engine(self, workload: int, spec: SftSpec) -> ProducerEngine:
         if workload not in self._engines:
             self._engines[workload] = ProducerEngine.open(self._tenant, workload, spec, light_epochs=self._light_epochs)

@@ -167,7 +167,7 @@ class TenantDriver:
 
     def _open_tenant(self) -> None:
         spec, folder = self._spec.model_dump_json(), str(self.record.folder)
-        self._trainer.call("open_tenant", spec, folder, self._stats, timeout_s=OPEN_S)
+        self._runner.stats = self._trainer.call("open_tenant", spec, folder, self._stats, timeout_s=OPEN_S)
 
     def _open_api_lane(self) -> None:
         """Give a tenant that is driven through the API a lane of its own, apart from its workloads'."""

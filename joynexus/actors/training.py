@@ -302,20 +302,21 @@ class TrainingActor:
 
     # ---- control
 
-    async def open_tenant(self, tenant: str, folder: str, stats: PolicyStats | None) -> None:
-        """Open a tenant's slot, or resume it from its newest checkpoint; repeated calls change nothing.
+    async def open_tenant(self, tenant: str, folder: str, stats: PolicyStats | None) -> PolicyStats | None:
+        """Open or resume a tenant's slot, harmless when repeated; return the statistics that it normalises with.
 
         Raises:
             AdmissionError: If no slot or not enough memory is free.
         """
         spec = TenantSpec.model_validate_json(tenant)
-        await self._command(lambda: self._open(spec, Path(folder), stats))
+        return await self._command(lambda: self._open(spec, Path(folder), stats))
 
-    def _open(self, spec: TenantSpec, folder: Path, stats: PolicyStats | None) -> None:
+    def _open(self, spec: TenantSpec, folder: Path, stats: PolicyStats | None) -> PolicyStats | None:
         self._shares[spec.tenant] = (spec.weight, spec.priority)
-        self._runtime.open_tenant(spec, folder, stats)
+        used = self._runtime.open_tenant(spec, folder, stats)
         if spec.tenant not in self._metrics:
             self._metrics[spec.tenant] = MetricsWriter(folder)
+        return used
 
     async def check_instructions(self, tenant: str, instructions: tuple[str, ...]) -> None:
         """Refuse instructions that a tenant's policy can't read.

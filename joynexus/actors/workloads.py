@@ -28,6 +28,8 @@ POLL_S = 0.2
 """Between two looks at a workload's progress."""
 OPEN_S = 600.0
 """How long opening a dataset or a simulator may take."""
+FIT = "fit"
+"""Result of an SFT workload: how its data fits the statistics that the policy brought."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,8 @@ class WorkloadRunner:
         self._trainer = RoleClient(names.trainer(self._backbone), context.namespace)
         self._queue = RoleClient(names.queue(self._backbone), context.namespace)
         self._log = tenant_logger(__name__, record.name)
+        self.stats: PolicyStats | None = None
+        """What the policy normalises with, once its slot is open."""
 
     @property
     def _spec(self) -> TenantSpec:
@@ -141,8 +145,11 @@ class WorkloadRunner:
         return progress
 
     def _run_sft(self, index: int, workload: SftSpec, record: WorkloadRecord) -> None:
-        progress = self._open_lane(index)
         producer = self._producer()
+        if self.stats is not None and FIT not in record.results:
+            record.results[FIT] = producer.call("fit", index, workload, self.stats, timeout_s=OPEN_S)
+            self._context.save(self.record)
+        progress = self._open_lane(index)
         producer.call("start", index, workload, progress.next_ordinal, timeout_s=OPEN_S)
         try:
             self._follow(record, workers=[producer.name])
@@ -199,8 +206,10 @@ class WorkloadRunner:
 
     def _take_over(self, record: WorkloadRecord, progress: WorkloadProgress) -> None:
         count = {"steps": progress.steps} if progress.kind == "sft" else {"iterations": progress.iterations}
+        fit = {FIT: record.results[FIT]} if record.results.get(FIT) else {}
         record.results = {
             **count,
+            **fit,
             "target": progress.target,
             "loss_first": progress.loss_first,
             "loss_last": progress.loss_last,

@@ -7,6 +7,7 @@ frames at once, since a weighted mean of per-episode quantiles is no quantile of
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +16,8 @@ from jaxtyping import Float32
 from joynexus.errors import DatasetError
 from joynexus.types import Array, NormalizationStats, PolicyStats
 
+STATS_FILE = "stats.json"
+"""Name of the statistics in an exported policy."""
 _VECTORS = ("mean", "std", "minimum", "maximum", "q01", "q99")
 
 
@@ -96,6 +99,30 @@ def policy_stats_from_json(encoded: Mapping[str, object]) -> PolicyStats:
             raise DatasetError(f"statistics: {name!r} is {part!r}, not an object. Compute the statistics again.")
         parts[name] = None if part is None else stats_from_json(cast("dict[str, object]", part))
     return PolicyStats(state=parts["state"], action=parts["action"], source=str(encoded.get("source", "")))
+
+
+def read_policy_stats(folder: Path) -> PolicyStats | None:
+    """Read the statistics of an exported policy.
+
+    Args:
+        folder: The export.
+
+    Returns:
+        The statistics; None where the policy has none.
+
+    Raises:
+        DatasetError: If the file is missing or malformed, naming it.
+    """
+    path = folder / STATS_FILE
+    try:
+        encoded: object = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"statistics {path}: can't be read: {error}. Export the policy again.") from error
+    if encoded is None:
+        return None
+    if not isinstance(encoded, dict):
+        raise DatasetError(f"statistics {path}: hold {type(encoded).__name__}, not an object. Export the policy again.")
+    return policy_stats_from_json(cast("dict[str, object]", encoded))
 
 
 def stats_digest(stats: PolicyStats) -> str:

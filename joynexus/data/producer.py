@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from joynexus.data.episodes import EpisodeDataset
+from joynexus.data.fit_report import FitReport, measure_fit
 from joynexus.data.light_epochs import LightEpochs
 from joynexus.data.sampler import EpochSampler
 from joynexus.errors import SpecError
@@ -124,6 +125,11 @@ class ProducerEngine:
     def statistics(self) -> PolicyStats:
         """Compute the dataset's statistics over all its frames."""
         return self._dataset.statistics()
+
+    def fit(self, stats: PolicyStats, policy: PolicySpec) -> FitReport | None:
+        """Compare the dataset with the statistics that the policy normalises with; None where they are its own."""
+        with self._lock:
+            return measure_fit(self._dataset, stats, policy)
 
     @property
     def light_counts(self) -> LightCounts:

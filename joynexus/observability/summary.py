@@ -94,8 +94,17 @@ def _workload_cells(workload: WorkloadReport) -> tuple[str, str, str, str, str]:
         f"{workload.count} {unit}".strip(),
         " -> ".join(f"{each:.4g}" for each in losses) or "-",
         success,
-        workload.error or "",
+        "; ".join(text for text in (workload.error, _fit_note(workload.details.get("fit"))) if text),
     )
+
+
+def _fit_note(fit: Any) -> str:  # noqa: ANN401  # any JSON value
+    """Say in short what part of the data lies outside the statistics that the policy brought."""
+    if not isinstance(fit, dict):
+        return ""
+    parts = {name: fit[name] for name in ("state", "action") if name in fit}
+    shares = [f"{name} {each['any_beyond_range']:.1%}" for name, each in parts.items()]
+    return f"beyond the policy's [min, max]: {', '.join(shares)} of frames" if shares else ""
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401  # any JSON value

@@ -64,7 +64,7 @@ class TrainingRuntime:
 
     # ---- tenants
 
-    def open_tenant(self, spec: TenantSpec, folder: Path, stats: PolicyStats | None) -> None:
+    def open_tenant(self, spec: TenantSpec, folder: Path, stats: PolicyStats | None) -> PolicyStats | None:
         """Give a tenant its slot, resume it from the folder's newest good checkpoint, and publish its versions.
 
         Published are version 0 and, in a resumed run, the newest. Harmless when repeated with the same spec.
@@ -73,6 +73,9 @@ class TrainingRuntime:
             spec: The tenant.
             folder: Of this run of this tenant alone; the same one after a restart.
             stats: Statistics to normalise with; a resumed run keeps those of its checkpoint.
+
+        Returns:
+            The statistics that the policy does normalise with.
 
         Raises:
             TenantExistsError: If a tenant of this name is open with another spec.
@@ -83,7 +86,7 @@ class TrainingRuntime:
         known = self._runs.get(spec.tenant)
         if known is not None:
             if known.is_of(spec, folder):
-                return
+                return known.stats
             raise TenantExistsError(f"tenant {spec.tenant!r}: is open with another spec. Close it first.")
         self._engine.open_slot(
             spec.tenant, spec.policy, seed=spec.seed, weight=spec.weight, priority=spec.priority, stats=stats
@@ -95,6 +98,7 @@ class TrainingRuntime:
             raise
         self._runs = {**self._runs, spec.tenant: run}
         run.publish_all()
+        return run.stats
 
     def close_tenant(self, tenant: str) -> None:
         """Free a tenant's slot and forget it; its files stay.

@@ -22,7 +22,7 @@ from joynexus.training.learners.base import Boundary
 from joynexus.training.publications import Publications
 from joynexus.training.run_folder import RunFolder
 from joynexus.training.workload_run import WorkloadRun, build_learner
-from joynexus.types import PolicySnapshot, TrainingResult, WorkloadProgress
+from joynexus.types import PolicySnapshot, PolicyStats, TrainingResult, WorkloadProgress
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,8 @@ class TenantRun:
         self._engine = engine
         self._publications = Publications(publish)
         self._saved = SavedWorkload()
+        self.stats: PolicyStats | None = None
+        """What the policy normalises with: a checkpoint's, those of ``init_from``, or the dataset's, in this order."""
         self._published_steps = 0
         """Optimizer steps in the newest version."""
         self._resume()
@@ -101,7 +103,9 @@ class TenantRun:
 
     def publish_all(self) -> None:
         """Publish the base and the newest version, again if need be."""
-        self._publications.publish(self._engine.base_snapshot(self.tenant))
+        base = self._engine.base_snapshot(self.tenant)
+        self.stats = base.stats
+        self._publications.publish(base)
         if self._publications.newest is not None:
             self._publications.publish(self._publications.newest)
 
