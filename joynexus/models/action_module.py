@@ -138,6 +138,10 @@ class ActionModule(nn.Module, ABC):
         has loss 0.
         """
 
+    def row_weights(self, valid: Bool[Tensor, "b t"]) -> Float[Tensor, " b"] | None:
+        """Return how much each row's supervised loss counts in the mean over rows; None where all count alike."""
+        del valid
+
     @abstractmethod
     def act(
         self,

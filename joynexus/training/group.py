@@ -85,8 +85,10 @@ class Computed:
     """What a tenant's part came to, before anything of it takes effect."""
 
     gradient: Mapping[str, Tensor]
-    """Of the *sum* of the row losses, by parameter name."""
+    """Of the *sum* of the row losses, each times its weight, by parameter name."""
     rows: int
+    weight: float
+    """Sum of the rows' weights; their number where all count alike."""
     generator: torch.Generator
     """The tenant's generator after this part's draws."""
     metrics: Mapping[str, float]
@@ -196,14 +198,14 @@ def forward_backward(member: Member, span: Callable[[Kind], AbstractContextManag
     generator = torch.Generator()
     generator.set_state(state.generator.get_state())
     if batch is None or features is None:
-        return Computed(gradient={}, rows=0, generator=generator, metrics={"rows": 0.0})
+        return Computed(gradient={}, rows=0, weight=0.0, generator=generator, metrics={"rows": 0.0})
     loss = member.queued.call.loss
     assert loss is not None
     function, parameters = find_loss(loss)
     leaves = [each for each in (features.hidden, *features.keys, *features.values) if each.requires_grad]
     with span("head_forward"), torch.enable_grad(), adapting(state.parts.adapter):
         rows = function.compute(state.parts.module, _inputs(state, batch, features, generator), parameters)
-        total = rows.loss.sum()
+        total = rows.loss.sum() if rows.weights is None else (rows.loss * rows.weights).sum()
     if rows.loss.shape != (len(batch),):
         raise TenantFailedError(f"loss {loss.name!r}: gave {list(rows.loss.shape)}, need one number for each row.")
     _check_loss(rows.loss, batch)
@@ -214,7 +216,14 @@ def forward_backward(member: Member, span: Callable[[Kind], AbstractContextManag
     if not norm < float("inf"):
         raise NonFiniteError(f"loss {loss.name!r}: the norm of its gradient is {norm}. Lower lr or check the data.")
     through = gradients[len(state.parameters) :]
-    return Computed(gradient=gradient, rows=len(batch), generator=generator, metrics=_means(rows), features=through)
+    return Computed(
+        gradient=gradient,
+        rows=len(batch),
+        weight=float(len(batch)) if rows.weights is None else float(rows.weights.sum()),
+        generator=generator,
+        metrics=_means(rows),
+        features=through,
+    )
 
 
 def tenant_error(slot: TrainingSlot, error: Exception) -> JoyNexusError:
@@ -266,7 +275,9 @@ def _check_loss(rows: Tensor, batch: TrainingBatch) -> None:
 
 
 def _means(rows: LossRows) -> dict[str, float]:
-    means = {"loss": float(rows.loss.detach().mean()), "rows": float(len(rows.loss))}
+    loss, weights = rows.loss.detach(), rows.weights
+    mean = loss.mean() if weights is None else (loss * weights).sum() / weights.sum()
+    means = {"loss": float(mean), "rows": float(len(loss))}
     return means | {name: float(value.mean()) for name, value in rows.metrics.items()}
 
 

@@ -1,7 +1,8 @@
 """Losses: from one tenant's prefix features and batch to one number per row, with gradient.
 
 A loss gives its rows apart and never their mean. The engine sums them, and divides by all rows of the accumulated
-micro-batches when the optimizer steps, so that two micro-batches weigh exactly as much as their union.
+micro-batches when the optimizer steps, so that two micro-batches weigh exactly as much as their union. Where a family
+weighs its rows, it sums them times their weights, and divides by the sum of these.
 
 A loss never sees a masked row: rows whose ``valid`` is False are taken out before, and actions at padded steps are
 set to 0, because NaN times 0 is NaN. Nor does it see another tenant.
@@ -50,6 +51,8 @@ class LossRows:
 
     loss: Float[Tensor, " b"]
     """With gradient."""
+    weights: Float[Tensor, " b"] | None = None
+    """How much each row counts in the mean; None where all count alike."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Values per row [b], without gradient; reported as means."""
 
@@ -73,7 +76,7 @@ def supervised(module: ActionModule, inputs: LossInputs, parameters: Mapping[str
     """The module's own loss against the actions."""
     del parameters
     rows = module.loss(inputs.prefix, inputs.state, inputs.actions, inputs.steps, inputs.generator)
-    return LossRows(loss=rows)
+    return LossRows(loss=rows, weights=module.row_weights(inputs.steps))
 
 
 def weighted(module: ActionModule, inputs: LossInputs, parameters: Mapping[str, float]) -> LossRows:
@@ -81,8 +84,9 @@ def weighted(module: ActionModule, inputs: LossInputs, parameters: Mapping[str, 
 
     Reward-weighted and advantage-weighted regression: Peng et al. 2019, https://arxiv.org/abs/1910.00177.
     """
-    rows = supervised(module, inputs, parameters).loss
-    return LossRows(loss=rows * inputs.extras["weights"], metrics={"unweighted_loss": rows.detach()})
+    rows = supervised(module, inputs, parameters)
+    loss = rows.loss * inputs.extras["weights"]
+    return LossRows(loss=loss, weights=rows.weights, metrics={"unweighted_loss": rows.loss.detach()})
 
 
 def ppo(module: ActionModule, inputs: LossInputs, parameters: Mapping[str, float]) -> LossRows:

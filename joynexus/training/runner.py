@@ -205,7 +205,7 @@ def _take_effect(member: Member, computed: Computed | JoyNexusError | None) -> d
     state, call = member.state, member.queued.call
     accumulated, metrics = state.accumulated, dict[str, float]()
     if computed is not None:
-        accumulated = accumulated.plus(computed.gradient, computed.rows)
+        accumulated = accumulated.plus(computed.gradient, computed.rows, computed.weight)
         metrics.update(computed.metrics)
     try:
         if call.optimizer is not None:

@@ -29,25 +29,27 @@ COPIES_PER_PARAMETER = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accumulated:
-    """A gradient that waits for its optimizer step: the *sum* over rows, with their number.
+    """A gradient that waits for its optimizer step: the *sum* over rows, with their number and weight.
 
-    Dividing at the step, by all rows, makes micro-batches of any sizes weigh as much as their union.
+    Dividing at the step, by the weight of all rows, makes micro-batches of any sizes weigh as much as their union.
     """
 
     gradient: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """By parameter name; without those that no loss has reached. Never changed in place."""
     rows: int = 0
+    weight: float = 0.0
+    """The number of rows, where all count alike."""
 
-    def plus(self, gradient: Mapping[str, Tensor], rows: int) -> "Accumulated":
+    def plus(self, gradient: Mapping[str, Tensor], rows: int, weight: float) -> "Accumulated":
         """Return the sum, leaving this one as it is."""
         total = dict(self.gradient)
         for name, more in gradient.items():
             total[name] = total[name] + more if name in total else more
-        return Accumulated(gradient=total, rows=self.rows + rows)
+        return Accumulated(gradient=total, rows=self.rows + rows, weight=self.weight + weight)
 
     def mean(self) -> dict[str, Tensor]:
         """Return the gradient of the mean over rows, as tensors of its own."""
-        return {name: each / self.rows for name, each in self.gradient.items()}
+        return {name: each / self.weight for name, each in self.gradient.items()}
 
 
 class TrainableState:

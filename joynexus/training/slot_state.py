@@ -22,7 +22,7 @@ from joynexus.models.backbone import Backbone
 from joynexus.models.policy import build_policy
 from joynexus.training.call_queue import Answer, Outcome
 from joynexus.training.checkpoint import Tensors, host_copies, read_checkpoint, write_checkpoint
-from joynexus.training.json_values import JsonObject, integer_in, object_in
+from joynexus.training.json_values import JsonObject, integer_in, number_in, object_in
 from joynexus.training.optimizer import has_fused
 from joynexus.training.slot import Accumulated, TrainableState, TrainingSlot
 from joynexus.types import PolicyStats, TrainingResult
@@ -108,6 +108,7 @@ def _dump(slot: TrainingSlot) -> tuple[Tensors, JsonObject]:
         "optimizer_steps": state.optimizer_steps,
         "schedule_step": state.schedule_step,
         "accumulated_rows": state.accumulated.rows,
+        "accumulated_weight": state.accumulated.weight,
         "next_sequence": slot.calls.first_waiting,
         "answers": {str(number): _answer_json(answer) for number, answer in slot.calls.answered().items()},
         "stats": None if slot.stats is None else policy_stats_to_json(slot.stats),
@@ -134,7 +135,8 @@ def _rebuild(
         for name, each in tensors["optimizer"].items()
         if name.startswith(GRADIENT)
     }
-    state.accumulated = Accumulated(gradient=gradient, rows=integer_in(saved, "accumulated_rows"))
+    rows, weight = integer_in(saved, "accumulated_rows"), number_in(saved, "accumulated_weight")
+    state.accumulated = Accumulated(gradient=gradient, rows=rows, weight=float(rows) if weight is None else weight)
     state.optimizer_steps = integer_in(saved, "optimizer_steps")
     state.schedule_step = integer_in(saved, "schedule_step")
     return state

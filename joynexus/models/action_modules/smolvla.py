@@ -258,8 +258,8 @@ class SmolVlaModule(ActionModule):
     ) -> Float[Tensor, " b"]:
         """Return the loss of each row at one random time, drawn from ``generator``.
 
-        The family's rule: neither padded steps nor padded dimensions count. Padded steps hold the last valid action,
-        whatever the batch has there.
+        The family's rule: neither padded steps nor padded dimensions count, and in the mean over rows each valid step
+        counts alike (:meth:`row_weights`). Padded steps hold the last valid action, whatever the batch has there.
         """
         clean = hold_last_valid(actions, valid)
         shape = (*clean.shape[:2], self._max_action_dim)
@@ -270,6 +270,10 @@ class SmolVlaModule(ActionModule):
     def reduce(self, elements: Float[Tensor, "b t m"], valid: Bool[Tensor, "b t"]) -> Float[Tensor, " b"]:
         """Return the mean of each row over its valid steps and the dimensions that the robot has."""
         return masked_row_mean(elements[..., : self.dims.action_dim], valid)
+
+    def row_weights(self, valid: Bool[Tensor, "b t"]) -> Float[Tensor, " b"]:
+        """Return the share of valid steps: the reference divides the sum over all rows by the number of valid steps."""
+        return valid.to(torch.float32).mean(dim=1)
 
     @torch.no_grad()
     def act(

@@ -11,10 +11,12 @@ from training_world import (
     assert_same,
     backbone,
     batch,
+    forward_call,
     observation,
     parameters,
     policy,
     run,
+    step_call,
     train_call,
     with_arrays,
 )
@@ -22,12 +24,13 @@ from training_world import (
 from joynexus.errors import SpecError
 from joynexus.inference.engine import InferenceEngine
 from joynexus.models.backbone import Backbone, load_backbone
-from joynexus.models.policy import build_policy
+from joynexus.models.policy import build_policy, prepare_prefix
 from joynexus.specs.backbone import LiteBackboneSpec
 from joynexus.specs.service import InferenceSpec, TrainingSpec
 from joynexus.specs.vla_modules import SmolVlaModuleSpec
 from joynexus.testing.tiny import TINY_SMOLVLM
 from joynexus.training.engine import TrainingEngine
+from joynexus.training.slot import Accumulated, TrainableState
 from joynexus.types import ActionChunk, PredictRequest
 
 SMOLVLA = SmolVlaModuleSpec(num_layers=2, max_state_dim=4, max_action_dim=5, num_sampling_steps=3)
@@ -114,6 +117,69 @@ def test_what_padded_steps_hold_changes_nothing():
         run(trainer, train_call("a", 0, way))
         found.append(parameters(trainer, "a"))
     assert_same(*found)
+
+
+def test_every_valid_step_counts_alike_however_the_rows_are_cut():
+    """Rows of 4, 1 and 2 valid steps: as one batch, and as two that are accumulated."""
+    data = batch(3, 4)
+    pad = np.arange(4) >= np.array([[4], [1], [2]])
+    whole = with_arrays(data, action_is_pad=pad)
+    noise = np.random.default_rng(0)
+    spec = policy(SMOLVLA)
+    parts = build_policy(spec, backbone(), seed=0, stats=None)
+    seen = prepare_prefix(backbone(), spec, whole.observation, parts.normalizer)
+    prefix = backbone().prefix(seen, parts.signature)
+    drawn = [torch.from_numpy(noise.standard_normal((3, 4, 5)).astype(np.float32)), torch.rand(3)]
+
+    def gradient(*cuts: slice) -> dict[str, torch.Tensor]:
+        accumulated = Accumulated()
+        for cut in cuts:
+            rows = torch.arange(3)[cut]
+            valid = torch.from_numpy(~pad[cut])
+            state, actions = (torch.from_numpy(each[cut]) for each in (whole.observation.state, whole.actions))
+            elements = parts.module.loss_elements(prefix.pick(rows), state, actions, *(each[cut] for each in drawn))
+            loss, weights = parts.module.reduce(elements, valid), parts.module.row_weights(valid)
+            names, each = zip(*parts.module.named_parameters(), strict=True)
+            found = torch.autograd.grad((loss * weights).sum(), each)
+            accumulated = accumulated.plus(dict(zip(names, found, strict=True)), len(rows), float(weights.sum()))
+        return accumulated.mean()
+
+    once, twice = gradient(slice(0, 3)), gradient(slice(0, 1), slice(1, 3))
+    elements = parts.module.loss_elements(
+        prefix, torch.from_numpy(whole.observation.state), torch.from_numpy(whole.actions), *drawn
+    )
+    elements[..., :2][torch.from_numpy(~pad)].mean().backward()
+    for name, each in parts.module.named_parameters():
+        bound = 1e-5 * float(each.grad.abs().max())
+        assert torch.allclose(once[name], each.grad, atol=bound)
+        assert torch.allclose(twice[name], each.grad, atol=bound)
+
+
+def test_an_engine_weighs_rows_by_their_valid_steps():
+    data = batch(3, 4)
+    pad = np.arange(4) >= np.array([[4], [1], [2]])
+    trainers = [TrainingEngine(backbone(), TrainingSpec(), backbone_name="tiny") for _ in range(2)]
+    metrics = []
+    for trainer, call in zip(trainers, (forward_call, train_call), strict=True):
+        trainer.open_slot("a", policy(SMOLVLA), seed=0)
+        (result,) = run(trainer, call("a", 0, with_arrays(data, action_is_pad=pad)))
+        metrics.append(result.metrics)
+    assert trainers[0].status("a").accumulated_rows == 3
+    run(trainers[0], step_call("a", 1))
+    assert_same(parameters(trainers[0], "a"), parameters(trainers[1], "a"))
+    spec = policy(SMOLVLA)
+    parts = build_policy(spec, backbone(), seed=0, stats=None)
+    seen = prepare_prefix(backbone(), spec, data.observation, parts.normalizer)
+    generator = torch.Generator()
+    generator.set_state(TrainableState(parts, seed=0).generator.get_state())
+    valid = torch.from_numpy(~pad)
+    actions = torch.where(valid[..., None], torch.from_numpy(data.actions), torch.zeros(()))
+    rows = parts.module.loss(
+        backbone().prefix(seen, "s"), torch.from_numpy(data.observation.state), actions, valid, generator
+    )
+    counts = torch.tensor([4.0, 1.0, 2.0])
+    assert metrics[0]["loss"] == pytest.approx(float((rows.detach() * counts).sum() / 7), rel=1e-5)
+    assert metrics[0]["loss"] == metrics[1]["loss"]
 
 
 def test_the_backbone_is_no_part_of_a_module():
