@@ -30,7 +30,7 @@ def changed(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         (
             "policy.colour",
             1,
-            "policy.colour: unknown key. Known: action, action_module, adapter, backbone, observation, reuse_prefixes.",
+            "policy.colour: unknown key. Known: action, action_module, adapter, backbone, init_from,",
         ),
         ("workloads.0.optimizer", {"lrr": 1}, "workloads[0].optimizer.lrr: unknown key. Did you mean 'lr'?"),
         ("workloads.1.environment.tsk", 1, "workloads[1].environment.tsk: unknown key. Did you mean 'task'?"),
@@ -48,7 +48,7 @@ def changed(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         (
             "policy.action_module.type",
             "flow",
-            "policy.action_module.type: unknown type 'flow'. Did you mean 'flow_matching'? Known: flow_matching, gau",
+            "policy.action_module.type: unknown type 'flow'. Did you mean 'flow_matching'? Known: diffusion, ",
         ),
         ("workloads.1.algorithm.type", "ppoo", "workloads[1].algorithm.type: unknown type 'ppoo'. Did you mean 'ppo'?"),
         ("workloads.1.algorithm.type", REMOVE, "workloads[1].algorithm.type: missing. Add one of: ppo."),
@@ -128,7 +128,7 @@ def test_an_unregistered_component_has_its_own_class(tenant_data):
     ("backbones", "line"),
     [
         ({}, "backbones: must be of length 1 or more, found {}. Add what is missing."),
-        ({"a": {"type": "lit"}}, "backbones.a.type: unknown type 'lit'. Did you mean 'lite'? Known: lite, smolvlm."),
+        ({"a": {"type": "lit"}}, "backbones.a.type: unknown type 'lit'. Did you mean 'lite'? Known: hf, lite, pali"),
         ({"a": {"type": "lite", "width": 1}}, "backbones.a.width: must be at least 16, found 1. Raise it."),
         ({"A": {"type": "lite"}}, "backbones.A: must be a name of 1 to 63 lower-case letters"),
         ({"a": {"type": "smolvlm"}}, "backbones.a: init: pretrained needs 'path' and no 'config'."),
