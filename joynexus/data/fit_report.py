@@ -14,7 +14,7 @@ from jaxtyping import Float32, Float64, Int64
 
 from joynexus.data.episodes import EpisodeDataset
 from joynexus.data.normalization import stats_digest
-from joynexus.specs.contract import NormalizationMode
+from joynexus.specs.contract import NormalizationMode, StateField
 from joynexus.specs.tenant import PolicySpec
 from joynexus.types import Array, NormalizationStats, PolicyStats
 
@@ -61,7 +61,7 @@ class VectorFit:
         """Say it in a line."""
         text = (
             f"{self.name} ({self.mode}): {self.any_beyond_range:.1%} of frames beyond [min, max], "
-            f"{self.any_beyond_quantiles:.1%} beyond the 1 % and 99 % quantiles in some of {len(self.labels)} dimensions"
+            f"{self.any_beyond_quantiles:.1%} beyond [q01, q99], in any of {len(self.labels)} dimensions"
         )
         named = [
             f"{self.labels[dim]} {self.beyond_range[dim]:.1%} and {self.beyond_quantiles[dim]:.1%}, reaching "
@@ -126,12 +126,9 @@ def measure_fit(dataset: EpisodeDataset, stats: PolicyStats, policy: PolicySpec)
     if stats_digest(dataset.statistics()) == stats_digest(stats):
         return None
     contract = dataset.contract
-    labels = [
-        f"{each.name}[{dim}]" if each.dim > 1 else each.name for each in contract.state for dim in range(each.dim)
-    ]
     counts: list[_Counts] = []
     if stats.state is not None and policy.observation.state_dim:
-        counts.append(_Counts("state", policy.state_normalization, labels, stats.state))
+        counts.append(_Counts("state", policy.state_normalization, _labels(contract.state), stats.state))
     if stats.action is not None:
         names = [f"action[{dim}]" for dim in range(policy.action.dim)]
         counts.append(_Counts("action", policy.action.normalization, names, stats.action))
@@ -147,6 +144,10 @@ def measure_fit(dataset: EpisodeDataset, stats: PolicyStats, policy: PolicySpec)
         num_frames=dataset.num_frames,
         parts=tuple(each.result() for each in counts),
     )
+
+
+def _labels(fields: Sequence[StateField]) -> list[str]:
+    return [f"{each.name}[{dim}]" if each.dim > 1 else each.name for each in fields for dim in range(each.dim)]
 
 
 class _Counts:

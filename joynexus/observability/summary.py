@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.table import Table
 
@@ -100,9 +100,8 @@ def _workload_cells(workload: WorkloadReport) -> tuple[str, str, str, str, str]:
 
 def _fit_note(fit: Any) -> str:  # noqa: ANN401  # any JSON value
     """Say in short what part of the data lies outside the statistics that the policy brought."""
-    if not isinstance(fit, dict):
-        return ""
-    parts = {name: fit[name] for name in ("state", "action") if name in fit}
+    found = cast("dict[str, Any]", fit) if isinstance(fit, dict) else {}
+    parts = {name: found[name] for name in ("state", "action") if name in found}
     shares = [f"{name} {each['any_beyond_range']:.1%}" for name, each in parts.items()]
     return f"beyond the policy's [min, max]: {', '.join(shares)} of frames" if shares else ""
 

@@ -85,7 +85,7 @@ def test_statistics_of_an_export_are_read_or_refused_by_name(tenant_file: Path, 
         path.write_text(content)
         with pytest.raises(DatasetError, match=what):
             read_policy_stats(tmp_path)
-    with pytest.raises(DatasetError, match="elsewhere/stats.json: can't be read"):
+    with pytest.raises(DatasetError, match=r"elsewhere/stats\.json: can't be read"):
         read_policy_stats(tmp_path / "elsewhere")
 
 

@@ -390,14 +390,18 @@ def test_c82_a_resumed_run_keeps_its_statistics(tmp_path: Path) -> None:
     spec = sft_tenant(num_steps=2)
     replicas = Replicas()
     runtime = TrainingRuntime(engine(), publish=replicas, keep_checkpoints=2)
-    runtime.open_tenant(spec, tmp_path, policy_stats(shift=0.5))
+    used = runtime.open_tenant(spec, tmp_path, policy_stats(shift=0.5))
+    assert used is not None
+    assert used.source == "d0.5"
     runtime.start_workload("a", 0)
     finish(runtime, Lanes(sft_items("a", 2)))
     again = TrainingRuntime(engine(), publish=replicas, keep_checkpoints=2)
-    again.open_tenant(spec, tmp_path, policy_stats(shift=9.0))
+    told = again.open_tenant(spec, tmp_path, policy_stats(shift=9.0))
     kept = again._engine.snapshot("a").stats
     assert kept is not None
     assert kept.source == "d0.5"
+    assert told is kept
+    assert again.open_tenant(spec, tmp_path, policy_stats(shift=9.0)) is kept
     assert replicas.order == [("a", 0), ("a", 1), ("a", 0), ("a", 1)]
 
 
