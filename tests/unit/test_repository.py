@@ -79,8 +79,9 @@ def test_no_machine_path_is_named() -> None:
 
 
 def test_no_tracked_file_is_large() -> None:
-    large = {str(path.relative_to(ROOT)): size for path in tracked_files() if (size := path.stat().st_size) > 2 << 20}
-    assert not large
+    sizes = {path.relative_to(ROOT): path.stat().st_size for path in tracked_files()}
+    golden = Path("tests/golden")  # a reference's checkpoint is one file
+    assert not {str(path): size for path, size in sizes.items() if size > (3 if golden in path.parents else 2) << 20}
 
 
 def test_package_files_stay_short() -> None:
