@@ -7,18 +7,16 @@ on a GPU it is what torch has allocated.
 """
 
 import argparse
-import ctypes
-import gc
 import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.core import world
+from benchmarks.core.gauge import Gauge
 from benchmarks.core.world import MIDDLE, Trainer
 from benchmarks.environment import ROOT
 from benchmarks.harness import Benchmark, Measured, Options, Row, Study
@@ -99,7 +97,7 @@ def occupy(tenants: int, options: Options) -> dict[str, float]:
     """
     torch.set_num_threads(1)
     size = options.extra.get("backbone") or ("qwen3vl-2b" if options.device == "cuda" else "15M")
-    gauge = _Gauge(options.device)
+    gauge = Gauge(options.device, _warm_up)
     backbone = world.load(size, MIDDLE, device=options.device, seed=options.seed)
     width = 1024 if size == "qwen3vl-2b" else 256
     module = FlowMatchingModuleSpec(hidden_dim=width, num_heads=8)
@@ -129,56 +127,12 @@ def _trained(backbone: Any, policies: Mapping[str, PolicySpec], seed: int) -> Tr
     return trainer
 
 
-class _Gauge:
-    """Private memory above what there was when the gauge was made."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._before = 0
-        if device == "cuda":
-            torch.zeros((), device=device)
-            gc.collect()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        else:
-            _warm_up()
-        self._before = self.resident()
-
-    def resident(self) -> int:
-        """Bytes that are held now, after everything that is not needed was given back."""
-        gc.collect()
-        if self._device == "cuda":
-            return torch.cuda.memory_allocated() - self._before
-        _give_back()
-        return _status_bytes("RssAnon") - self._before
-
-    def peak(self) -> int:
-        """Bytes that were held at once."""
-        if self._device == "cuda":
-            return torch.cuda.max_memory_allocated() - self._before
-        return max(_status_bytes("VmHWM") - _status_bytes("RssFile") - _status_bytes("RssShmem") - self._before, 0)
-
-
 def _warm_up() -> None:
     """Train a tiny world, so that libraries, thread pools and kernels are loaded before anything is counted."""
     tiny = world.load("qwen3vl-tiny", MIDDLE, device="cpu", seed=0)
     small = world.load("3M", MIDDLE, device="cpu", seed=0)
     for backbone in (tiny, small):
         _trained(backbone, {"tenant0": world.policy(MIDDLE, FlowMatchingModuleSpec())}, 0)
-
-
-def _give_back() -> None:
-    """Return freed memory to the system, where the C library can."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def _status_bytes(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {name}. This benchmark's CPU part needs Linux.")
 
 
 def _draw(result: Benchmark, figure: Any) -> None:  # noqa: ANN401  # matplotlib's Figure

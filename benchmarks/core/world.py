@@ -21,6 +21,7 @@ from joynexus.specs.backbone import BackboneSpec, SmolVlmBackboneSpec
 from joynexus.specs.service import PrefixStoreSpec, TrainingSpec
 from joynexus.specs.tenant import ActionSpec, ObservationSpec, PolicySpec
 from joynexus.training.engine import TrainingEngine
+from joynexus.training.optimizer import Moments
 from joynexus.types import Arrays, Loss, Observation, TrainingBatch, TrainingCall, TrainingResult
 
 BACKBONE = "benchmark"
@@ -135,7 +136,15 @@ def stacked(parts: Sequence[PrefixBatch]) -> PrefixBatch:
 class Trainer:
     """The product's training engine with some tenants' slots, driven without Ray."""
 
-    def __init__(self, backbone: Backbone, policies: Mapping[str, PolicySpec], *, is_reusing: bool, seed: int) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        policies: Mapping[str, PolicySpec],
+        *,
+        is_reusing: bool,
+        seed: int,
+        moments: Moments = "float32",
+    ) -> None:
         """Open a slot per tenant.
 
         Args:
@@ -143,12 +152,14 @@ class Trainer:
             policies: By tenant.
             is_reusing: Whether the prefix store has room; without it every prefix is encoded again.
             seed: Of the modules; tenant i of the name ``tenant<i>`` adds i.
+            moments: Type that AdamW's moments are kept in.
         """
         room = STORE_BYTES if is_reusing else 0
         spec = TrainingSpec(
             slots=len(policies),
             device_bytes=1 << 40,
             max_group_samples=1024,
+            moments=moments,
             prefix_store=PrefixStoreSpec(device_bytes=room, host_bytes=0),
         )
         self.engine = TrainingEngine(backbone, spec, backbone_name=BACKBONE)
