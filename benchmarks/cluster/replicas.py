@@ -1,17 +1,19 @@
-"""Replicas that the serving benchmark deploys beside the service's own: the product's, with one part replaced."""
+"""What the serving benchmark deploys beside the service's own replicas: a bare deployment, and a replica to measure."""
 
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from joynexus.actors.inference import InferenceReplica
 from joynexus.errors import JoyNexusError
-from joynexus.inference.engine import InferenceEngine
-from joynexus.models.backbone import load_backbone
 from joynexus.specs.service import ServiceSpec
 from joynexus.types import ActionChunk, PredictRequest
+
+if TYPE_CHECKING:
+    from joynexus.inference.engine import InferenceEngine
 
 
 def no_op_chunk(request: PredictRequest) -> ActionChunk:
@@ -27,32 +29,41 @@ class Bare:
         return no_op_chunk(request)
 
 
-class _NoOpEngine(InferenceEngine):
-    """The engine with its versions and signatures, but without its work."""
+class _Switched:
+    """The engine, with its versions and signatures, which can be told to do no work."""
+
+    def __init__(self, engine: "InferenceEngine") -> None:
+        self._engine = engine
+        self.works = True
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # the engine's own
+        return getattr(self._engine, name)
 
     def predict(self, requests: Sequence[PredictRequest]) -> list[ActionChunk | JoyNexusError]:
-        """Answer at once."""
-        return [no_op_chunk(request) for request in requests]
-
-
-class NoOpReplica(InferenceReplica):
-    """The product's replica, with its store, batcher and executor, around an engine that does nothing."""
-
-    @staticmethod
-    def load_engine(spec: ServiceSpec, backbone: str) -> InferenceEngine:
-        """Load the engine that does nothing."""
-        return _NoOpEngine(load_backbone(spec.backbones[backbone]), spec.inference, backbone_name=backbone)
+        """Act, or answer at once."""
+        return self._engine.predict(requests) if self.works else [no_op_chunk(request) for request in requests]
 
 
 class MeasuredReplica(InferenceReplica):
-    """The product's replica, which can also be asked what its engine does without callers."""
+    """The product's replica, with its store, batcher and executor, around an engine that can be told to do nothing.
 
-    async def engine_rate(self, requests: list[PredictRequest], rounds: int) -> float:
+    It can also be asked what the engine does without callers.
+    """
+
+    @staticmethod
+    def load_engine(spec: ServiceSpec, backbone: str) -> "InferenceEngine":
+        """Load the product's engine, behind a switch."""
+        return cast("InferenceEngine", _Switched(InferenceReplica.load_engine(spec, backbone)))
+
+    async def switch(self, *, works: bool) -> None:
+        """Let the engine do its work, or nothing."""
+        cast("_Switched", self._engine).works = works
+
+    async def engine_rate(self, requests: list[PredictRequest]) -> float:
         """Run full batches in the replica's own process, one after the other, with nobody else asking.
 
         Args:
             requests: Of any tenants that are served here; cut into batches of ``max_batch_size`` rows of one row each.
-            rounds: How often.
 
         Returns:
             Rows per second of wall time.
@@ -65,11 +76,10 @@ class MeasuredReplica(InferenceReplica):
 
         def run() -> float:
             began = time.perf_counter()
-            for _ in range(rounds):
-                for batch in batches:
-                    for answer in self._engine.predict(batch):
-                        if isinstance(answer, JoyNexusError):
-                            raise answer
-            return rounds * len(requests) / (time.perf_counter() - began)
+            for batch in batches:
+                for answer in self._engine.predict(batch):
+                    if isinstance(answer, JoyNexusError):
+                        raise answer
+            return len(requests) / (time.perf_counter() - began)
 
         return await asyncio.to_thread(run)

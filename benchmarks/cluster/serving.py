@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from ray import serve
 
-from benchmarks.cluster.replicas import Bare, MeasuredReplica, NoOpReplica
+from benchmarks.cluster.replicas import Bare, MeasuredReplica
 from benchmarks.cluster.world import acting_tenant, one_row, running
 from benchmarks.harness import Measured, Options, Row, Study
 from joynexus.actors.inference import deploy_replicas
@@ -29,9 +29,7 @@ SLIVER = Resources(num_cpus=0.1)
 TENANTS = 8
 CALLERS = 64
 CALLS_PER_CALLER = 4
-"""So many that the first and the last batch, which are not full, weigh little."""
-ENGINE_ROUNDS = 1
-"""Times that the engine runs two full batches."""
+"""So many that the first and the last batch, which are not full, weigh little; one less in a quick run."""
 BATCH = 32
 SPEC = ServiceSpec(
     service="serving-benchmark",
@@ -51,22 +49,25 @@ QUESTION = (
 
 
 def measure(options: Options) -> Measured:
-    """Start a service with eight tenants, and measure the three."""
-    generator = np.random.default_rng(options.seed)
-    tenants = [acting_tenant(f"tenant-{i}", cameras=("base", "wrist"), image_size=128) for i in range(TENANTS)]
-    larger = [acting_tenant(f"larger-{i}", cameras=("base", "wrist"), image_size=224) for i in range(TENANTS)]
-    with running(SPEC) as (service, spec):
-        opened = [service.open(each) for each in (*tenants, *larger)]
-        calls = _calls(spec, tenants, generator, blocks=12 if options.quick else 40)
-        rates = _rates(spec, larger, generator, rounds=1 if options.quick else 3)
-        beside = _publications(opened[0], opened[1], generator, tenants[1], rounds=4 if options.quick else 10)
+    """Start a service with eight tenants, and two with smaller frames; and measure the three."""
+    quick, generator = options.quick, np.random.default_rng(options.seed)
+    small = [acting_tenant(f"small-{i}", cameras=("base", "wrist"), image_size=128) for i in range(2)]
+    large = [acting_tenant(f"large-{i}", cameras=("base", "wrist"), image_size=224) for i in range(TENANTS)]
+    with running(SPEC) as (service, spec), ThreadPoolExecutor(TENANTS + 1) as pool:
+        deploying = pool.submit(_deploy, spec)  # loads a backbone meanwhile
+        publisher, beside, *_ = pool.map(service.open, (*small, *large))
+        bare, replica = deploying.result()
+        calls = _calls(bare, replica, one_row(small[0], generator), blocks=10 if quick else 40)
+        rates = _rates(replica, large, generator, rounds=1 if quick else 3, calls=CALLS_PER_CALLER - quick)
+        serve.delete("measured")  # it would take over what is published, too
+        quiet = _publications(publisher, beside, one_row(small[1], generator), rounds=3 if quick else 10)
     headline = {
         "no_op_predict_over_bare_call": median([float(row["ratio"] or 0) for row in calls]),
         "callers_64_over_engine": median([float(row["ratio"] or 0) for row in rates]),
-        "publication_p95_ratio": float(beside["ratio"] or 0),
-        "publication_failed_calls": float(beside["failed"] or 0),
+        "publication_p95_ratio": float(quiet["ratio"] or 0),
+        "publication_failed_calls": float(quiet["failed"] or 0),
     }
-    tables = {"One call": calls, "64 callers of 8 tenants": rates, "Beside publications": [beside]}
+    tables = {"One call": calls, "64 callers of 8 tenants": rates, "Beside publications": [quiet]}
     notes = (
         "Calls of one row, two frames: of 128 x 128, for the 64 callers of 224 x 224, as VLAs take them. Wall time.",
         "Serve's own Python, about 4 ms a request, shares the replica's interpreter with the engine.",
@@ -76,20 +77,23 @@ def measure(options: Options) -> Measured:
     return Measured(headline=headline, tables=tables, notes=notes)
 
 
-def _calls(spec: ServiceSpec, tenants: list[TenantSpec], generator: np.random.Generator, *, blocks: int) -> list[Row]:
-    """Call a bare deployment and a replica that does nothing in turn."""
+def _deploy(spec: ServiceSpec) -> tuple[Any, Any]:
+    """Deploy what does nothing, and the replica to measure; returns their handles."""
     bare = cast("Any", serve).run(cast("Any", serve).deployment(Bare).bind(), name="bare", route_prefix=None)
-    no_op = deploy_replicas(spec, "shared", NoOpReplica, application="no-op")
-    request = one_row(tenants[0], generator)
+    return bare, deploy_replicas(spec, "shared", MeasuredReplica, application="measured")
+
+
+def _calls(bare: Any, replica: Any, request: PredictRequest, *, blocks: int) -> list[Row]:  # noqa: ANN401  # handles
+    """Call the bare deployment and the replica, whose engine does nothing, in turn."""
+    replica.switch.remote(works=False).result()
     rows: list[Row] = []
     for block in range(-1, blocks):
-        sides = [("bare", bare), ("no_op", no_op)]
+        sides = [("bare", bare), ("no_op", replica)]
         found = {name: _latency(handle, request, 20) for name, handle in (sides if block % 2 else sides[::-1])}
         if block >= 0:
             milliseconds = {f"{name}_ms": each * 1000 for name, each in found.items()}
             rows.append({"block": block, **milliseconds, "ratio": found["no_op"] / found["bare"]})
-    for name in ("bare", "no-op"):
-        serve.delete(name)
+    replica.switch.remote(works=True).result()
     return rows
 
 
@@ -102,18 +106,23 @@ def _latency(handle: Any, request: PredictRequest, calls: int) -> float:  # noqa
     return median(seconds)
 
 
-def _rates(spec: ServiceSpec, tenants: list[TenantSpec], generator: np.random.Generator, *, rounds: int) -> list[Row]:
+def _rates(
+    replica: Any,  # noqa: ANN401  # a handle
+    tenants: Sequence[TenantSpec],
+    generator: np.random.Generator,
+    *,
+    rounds: int,
+    calls: int,
+) -> list[Row]:
     """Compare rows per second of many callers with those of the engine alone."""
-    handle = deploy_replicas(spec, "shared", MeasuredReplica, application="measured")
     full = [one_row(tenants[i % TENANTS], generator) for i in range(2 * BATCH)]
-    asked = [[one_row(tenants[c % TENANTS], generator) for _ in range(CALLS_PER_CALLER)] for c in range(CALLERS)]
+    asked = [[one_row(tenants[c % TENANTS], generator) for _ in range(calls)] for c in range(CALLERS)]
+    asyncio.run(_callers_rate(replica, [each[:1] for each in asked[:BATCH]]))  # not counted: every size is new
     rows: list[Row] = []
-    for index in range(-1, rounds):
-        engine = handle.engine_rate.remote(full, ENGINE_ROUNDS).result()
-        callers = asyncio.run(_callers_rate(handle, asked))
-        if index >= 0:
-            rows.append({"round": index, "engine_rows_s": engine, "callers_rows_s": callers, "ratio": callers / engine})
-    serve.delete("measured")
+    for index in range(rounds):
+        engine = replica.engine_rate.remote(full).result()
+        callers = asyncio.run(_callers_rate(replica, asked))
+        rows.append({"round": index, "engine_rows_s": engine, "callers_rows_s": callers, "ratio": callers / engine})
     return rows
 
 
@@ -129,20 +138,11 @@ async def _callers_rate(handle: Any, asked: Sequence[Sequence[PredictRequest]]) 
     return sum(len(each) for each in asked) / (time.perf_counter() - began)
 
 
-def _publications(
-    publisher: Tenant,
-    beside: Tenant,
-    generator: np.random.Generator,
-    spec: TenantSpec,
-    *,
-    rounds: int,
-    calls: int = 40,
-) -> Row:
+def _publications(publisher: Tenant, beside: Tenant, request: PredictRequest, *, rounds: int, calls: int = 40) -> Row:
     """Compare one tenant's latencies while another publishes with those in quiet, in turn."""
-    request = one_row(spec, generator)
     failed = 0
 
-    def stream() -> list[float]:
+    def stream(calls: int = calls) -> list[float]:
         nonlocal failed
         seconds: list[float] = []
         for _ in range(calls):
@@ -154,7 +154,7 @@ def _publications(
             seconds.append(time.perf_counter() - began)
         return seconds
 
-    stream()
+    stream(10)
     quiet: list[float] = []
     busy: list[float] = []
     published: set[int] = set()
