@@ -18,11 +18,12 @@ from transformers import SmolVLMModel
 from joynexus.errors import SpecError
 from joynexus.models.adapters import linear_layers
 from joynexus.models.backbone import Backbone
+from joynexus.models.backbones.decoder import run_layers
 from joynexus.models.backbones.pretrained import build_model
 from joynexus.models.chunks import FixedChunks, Rows, rows_that_pay
 from joynexus.models.images import resize_with_pad
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
-from joynexus.models.rotary import rotary_angles, rotate
+from joynexus.models.rotary import rotary_angles
 from joynexus.models.tokens import PromptTable
 from joynexus.specs.backbone import BackboneSpec
 from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec
@@ -203,36 +204,16 @@ class SmolVlmBackbone(Backbone):
         Returns:
             Hidden states after the final norm, and K (after rotary embedding) and V of past and new tokens per layer.
         """
-        cos, sin = self._cos_sin(hidden, positions)
-        mask = valid[:, None, None, :]
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
-        for index, layer in enumerate(self._layers):
-            attention = layer.self_attn
-            normed = layer.input_layernorm(hidden)
-            heads = (*normed.shape[:2], -1, attention.head_dim)
-            query = attention.q_proj(normed).view(heads).transpose(1, 2)
-            key = attention.k_proj(normed).view(heads).transpose(1, 2)
-            value = attention.v_proj(normed).view(heads).transpose(1, 2)
-            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-            if past[0]:
-                key, value = torch.cat([past[0][index], key], dim=2), torch.cat([past[1][index], value], dim=2)
-            keys.append(key)
-            values.append(value)
-            groups = query.shape[1] // key.shape[1]
-            mixed = functional.scaled_dot_product_attention(
-                query, key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1), attn_mask=mask
-            )
-            hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        return self._norm(hidden), tuple(keys), tuple(values)
+        rotary = self._cos_sin(hidden, positions)
+        hidden, keys, values = run_layers(self._layers, hidden, rotary, valid, *past)
+        return self._norm(hidden), keys, values
 
     def _cos_sin(self, hidden: Float[Tensor, "b q d"], positions: Int64[Tensor, "b q"]) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotary embedding [b 1 q e]; in float32 where the spec gives its base."""
+        """Cosines and sines of the rotary embedding [b q e]; in float32 where the spec gives its base."""
         if self._rope_base is None:
-            cos, sin = self._rotary(hidden, positions)
-            return cos[:, None], sin[:, None]
-        return rotary_angles(positions, self.kv_shape[2], base=self._rope_base)
+            return self._rotary(hidden, positions)
+        cos, sin = rotary_angles(positions, self.kv_shape[2], base=self._rope_base)
+        return cos[:, 0], sin[:, 0]
 
 
 def _image_frame(prompts: PromptTable) -> tuple[int, int, int]:
