@@ -15,6 +15,7 @@ from joynexus.specs.more_modules import DiffusionModuleSpec, DiscreteTokensModul
 from joynexus.specs.registry import component_types
 from joynexus.specs.vla_modules import Gr00tModuleSpec, Pi0ModuleSpec, Pi05ModuleSpec, SmolVlaModuleSpec
 from joynexus.testing.action_module_contracts import check_action_module
+from joynexus.testing.adapter_contracts import check_adapters
 from joynexus.testing.model_contracts import check_backbone
 from joynexus.testing.tiny import TINY_HF, TINY_PALIGEMMA, TINY_QWEN2_5_VL, TINY_QWEN3_VL, TINY_SMOLVLM
 
@@ -62,6 +63,7 @@ def test_every_registered_type_has_an_instance_to_check():
 )
 def test_backbone_keeps_its_promises(spec):
     check_backbone(spec)
+    check_adapters(spec)
 
 
 @pytest.mark.parametrize("spec", MODULES.values(), ids=MODULES)
