@@ -2,14 +2,13 @@
 
     feed task (event loop):  queue.gather(what the learners can take) -> inbox        } the next group is gathered
     compute thread:          inbox -> runtime.offer -> runtime.step -> acknowledge    } while this one computes
-    publish task:            snapshots -> PolicyStore, newest of a tenant first to go
+    publisher:               snapshots -> PolicyStore, in order
 
 The compute thread alone touches the runtime: calls of other actors reach it as commands, run between two group steps,
 so that no state needs a lock and no step waits for the control plane. ``ping`` answers from the event loop.
 """
 
 import asyncio
-import dataclasses
 import logging
 import queue
 import threading
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ray.exceptions import RayError
 
 from joynexus.actors import names, ray_calls
+from joynexus.actors.publisher import Publisher
 from joynexus.actors.roles import first_line
 from joynexus.actors.turns import Turns
 from joynexus.errors import ServiceError
@@ -31,10 +31,9 @@ from joynexus.observability.logs import setup_logging
 from joynexus.observability.records import progress_metrics, result_metrics
 from joynexus.observability.sinks import MetricsWriter
 from joynexus.queues.training_queue import Lease
-from joynexus.scheduling.fairness import Priority
 from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import RlSpec, SftSpec, TenantSpec
-from joynexus.types import LaneItem, PolicySnapshot, PolicyStats, TrainingCall, TrainingResult, WorkloadProgress
+from joynexus.types import LaneItem, PolicyStats, TrainingCall, TrainingResult, WorkloadProgress
 
 if TYPE_CHECKING:
     from joynexus.training.runtime import StepOutcome
@@ -64,8 +63,10 @@ class TrainingActor:
         setup_logging(spec.storage.root / names.LOGS, role=self._consumer)
         engine = TrainingEngine.load(spec.backbones[backbone], spec.training, backbone_name=backbone)
         self._engine = engine
-        self._snapshots: asyncio.Queue[PolicySnapshot] = asyncio.Queue()
-        self._runtime = TrainingRuntime(engine, publish=self._hand_over, keep_checkpoints=spec.storage.keep_checkpoints)
+        publisher = self._publisher = Publisher(backbone, self._namespace)
+        self._runtime = TrainingRuntime(
+            engine, publish=publisher.hand_over, keep_checkpoints=spec.storage.keep_checkpoints
+        )
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[tuple[LaneItem, ...]] = queue.SimpleQueue()
         self._gathered_s = self._slept_s = 0.0
@@ -79,7 +80,6 @@ class TrainingActor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._metrics: dict[str, MetricsWriter] = {}
-        self._shares: dict[str, tuple[float, Priority]] = {}
         self._fault: str | None = None
         self._renewed_at = 0.0
 
@@ -111,7 +111,7 @@ class TrainingActor:
         if self._loop is not None:
             return
         self._loop = asyncio.get_running_loop()
-        self._tasks = [self._loop.create_task(self._feed()), self._loop.create_task(self._publish())]
+        self._tasks = [self._loop.create_task(self._feed()), self._publisher.start(self._loop)]
         threading.Thread(target=self._compute, name="compute", daemon=True).start()
 
     # ---- the compute thread
@@ -272,26 +272,6 @@ class TrainingActor:
             timeout_s=FIRST_ITEM_S,
         )
 
-    def _hand_over(self, snapshot: PolicySnapshot) -> None:
-        """Called by the runtime, on the compute thread."""
-        if self._loop is not None:
-            weight, priority = self._shares.get(snapshot.tenant, (1.0, "normal"))
-            marked = dataclasses.replace(snapshot, weight=weight, priority=priority)
-            self._loop.call_soon_threadsafe(self._snapshots.put_nowait, marked)
-
-    async def _publish(self) -> None:
-        """Hand snapshots to the PolicyStore in order, until it has them."""
-        while True:
-            snapshot = await self._snapshots.get()
-            while True:
-                try:
-                    store = ray_calls.actor(names.POLICY_STORE, self._namespace)
-                    await store.publish.remote(self._backbone, snapshot)
-                    break
-                except (RayError, ValueError) as error:
-                    log.warning("policy store unreachable: %s", error)
-                    await asyncio.sleep(0.5)
-
     async def _command(self, command: Callable[[], Answer]) -> Answer:
         """Run something on the compute thread, between two group steps."""
         self._start()
@@ -312,7 +292,7 @@ class TrainingActor:
         return await self._command(lambda: self._open(spec, Path(folder), stats))
 
     def _open(self, spec: TenantSpec, folder: Path, stats: PolicyStats | None) -> PolicyStats | None:
-        self._shares[spec.tenant] = (spec.weight, spec.priority)
+        self._publisher.share(spec.tenant, spec.weight, spec.priority)
         used = self._runtime.open_tenant(spec, folder, stats)
         if spec.tenant not in self._metrics:
             self._metrics[spec.tenant] = MetricsWriter(folder)
@@ -338,7 +318,7 @@ class TrainingActor:
         self._runtime.close_tenant(tenant)
         self._metrics.pop(tenant).close()
         self._turns.forget(tenant)
-        self._shares.pop(tenant, None)
+        self._publisher.forget(tenant)
 
     async def start_workload(self, tenant: str, index: int, workload: SftSpec | RlSpec) -> WorkloadProgress:
         """Begin a training workload, or tell how far it is."""
