@@ -33,15 +33,23 @@ WORKS: Mapping[str, type[SftWork] | type[RlWork] | type[EvaluationWork]] = {
 
 
 def check_trace(path: Path) -> Measured:
+    """Simulate a trace that a file holds, and compare; see :func:`check`."""
+    return check(cast("dict[str, Any]", json.loads(path.read_text())), path.name)
+
+
+def check(document: Mapping[str, Any], name: str) -> Measured:
     """Simulate a trace on one GPU (or one CPU's engines), and compare.
 
+    Args:
+        document: As the module says.
+        name: Of the trace, for messages.
+
     Raises:
-        ValueError: If the file lacks something.
+        ValueError: If the document lacks something.
     """
-    document = cast("dict[str, Any]", json.loads(path.read_text()))
-    missing = [name for name in ("costs", "tenants", "busy_s") if name not in document]
+    missing = [each for each in ("costs", "tenants", "busy_s") if each not in document]
     if missing:
-        raise ValueError(f"{path}: lacks {missing}. See benchmarks/simulation/check.py for what a trace has to say.")
+        raise ValueError(f"{name}: lacks {missing}. See benchmarks/simulation/check.py for what a trace has to say.")
     tenants = [_tenant(entry, index) for index, entry in enumerate(document["tenants"])]
     plain = Settings()
     settings = Settings(
@@ -50,12 +58,12 @@ def check_trace(path: Path) -> Measured:
         training=plain.training.model_copy(update=document.get("training", {})),
         inference=plain.inference.model_copy(update=document.get("inference", {})),
     )
-    outcome = simulate(tenants, from_fields(document["costs"], path.name), settings)
+    outcome = simulate(tenants, from_fields(document["costs"], name), settings)
     predicted: dict[str, float] = {}
-    for name, kinds in outcome.ledger.seconds.items():
-        owner = name.partition("/")[0]
+    for each, kinds in outcome.ledger.seconds.items():
+        owner = each.partition("/")[0]
         predicted[owner] = predicted.get(owner, 0.0) + sum(kinds.values())
-    return compare(predicted, {name: float(value) for name, value in document["busy_s"].items()})
+    return compare(predicted, {each: float(value) for each, value in document["busy_s"].items()})
 
 
 def compare(predicted: Mapping[str, float], measured: Mapping[str, float]) -> Measured:

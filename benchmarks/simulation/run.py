@@ -45,6 +45,7 @@ ASSUMED = (
         "service, first come, first served."
     ),
     "Trainer and replica of a GPU share it evenly while both want it.",
+    "Each run of cluster/trace compares its busy seconds with those that this simulation makes of it: see its page.",
     (
         "What sharing gives beyond our own reuse is of three kinds, and the table of mechanisms tells them apart: GPUs "
         "that are not held idle (GPU-hours), datasets that tenants have in common, and fuller forwards (both: busy)."

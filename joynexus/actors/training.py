@@ -328,10 +328,6 @@ class TrainingActor:
         """Return the number that the tenant's next training call has to bear."""
         return await self._command(lambda: self._runtime.next_sequence(tenant))
 
-    async def progress(self) -> dict[str, WorkloadProgress]:
-        """Each tenant's newest training workload."""
-        return await self._command(self._runtime.progress)
-
     async def republish(self) -> None:
         """Publish every tenant's base and newest version again, for a store that lost them."""
         await self._command(self._runtime.republish)
