@@ -10,6 +10,7 @@ import pytest
 
 from joynexus.data import maniskill_h5
 from joynexus.data.maniskill_h5 import ManiSkillH5Dataset
+from joynexus.data.normalization import compute_stats
 from joynexus.errors import ContractError, DatasetError
 from joynexus.specs.contract import PolicyInterface, check_policy
 from joynexus.specs.data import ManiSkillH5Spec
@@ -136,6 +137,19 @@ def test_statistics_cover_every_sample_and_no_final_observation(write_file: Writ
     assert stats.state.count == stats.action.count == 10
     assert stats.state.maximum[8] == 5.0  # the step: 6 is the final observation
     assert stats.action.mean[0] == pytest.approx(np.mean([0, 1, 2, 3, 100, 101, 102, 103, 104, 105]))
+
+
+def test_c59_statistics_are_those_of_all_samples_whatever_the_batches(write_file: Writer):
+    dataset = _open(write_file(lengths=(5, 3)))  # 8 samples, read in batches of 4
+    batches = [dataset.read(range(first, first + 4), 1, with_frames=False) for first in (0, 4)]
+    told, read = dataset.statistics(), [np.concatenate([each.observation.state for each in batches])]
+    read.append(np.concatenate([each.actions[:, 0] for each in batches]))
+    for stats, frames in zip((told.state, told.action), read, strict=True):
+        assert stats is not None
+        expected = compute_stats(frames)
+        assert np.array_equal(stats.mean, expected.mean)
+        assert np.array_equal(stats.std, expected.std)
+        assert (stats.count, expected.count) == (8, 8)
 
 
 @pytest.mark.parametrize(("indices", "horizon"), [([30], 1), ([-1], 1), ([], 1), ([0], 0)])
