@@ -177,3 +177,22 @@ def test_validate_answers_within_a_second_with_neither_torch_nor_ray(tenant):
     assert done.stdout.startswith("ok: tenant 'pick-cube'")
     # Of its own time, which other processes on the machine can't stretch.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
+def test_the_plan_tells_what_an_adapter_costs(tenant, service):
+    backbone = "{type: smolvlm, path: HuggingFaceTB/SmolVLM2-500M-Video-Instruct, num_layers: 16}"
+    service.write_text(SERVICE.replace("{type: lite}", backbone))
+    module = "action_module: {type: gaussian, max_prefix_tokens: 128}"
+    adapted = TENANT.replace("action_module: {type: gaussian}", f"{module}\n  adapter: {{rank: 8}}")
+    plain = TENANT.replace("action_module: {type: gaussian}", module).replace("pick-cube", "plain")
+    tenant.write_text(f"{adapted}---\n{plain}".replace("{type: ppo}", "{type: ppo, minibatch_size: 8}"))
+    result = run("plan", tenant, "--service", service, "--json")
+    assert result.exit_code == 0, result.stderr
+    one, other = json.loads(result.stdout)["tenants"]
+    assert one["adapter"]["parameters"] == 16 * 8 * ((960 + 960) + (960 + 320))
+    assert (one["adapter"]["reuses_prefixes"], other["adapter"]) == (False, None)
+    assert one["slot_bytes"] > other["slot_bytes"]
+    table = " ".join(run("plan", tenant, "--service", service).stdout.split())
+    assert "adapter" in table
+    tenant.write_text(plain)
+    assert "adapter" not in run("plan", tenant, "--service", service).stdout

@@ -9,6 +9,7 @@ from joynexus.data.producer import LightCounts, ProducerEngine
 from joynexus.data.sampler import EpochSampler
 from joynexus.errors import ContractError, DatasetError, SpecError
 from joynexus.specs.action_module import OftModuleSpec
+from joynexus.specs.adapter import AdapterSpec
 from joynexus.specs.data import ManiSkillH5Spec
 from joynexus.specs.tenant import ActionSpec, ObservationSpec, PolicySpec, SftSpec, TenantSpec
 from joynexus.types import NEVER_STALE, TrainingBatch
@@ -155,3 +156,12 @@ def test_without_cameras_or_when_switched_off_nothing_is_light(write_file: Write
         for ordinal in range(6):
             engine.next_item(ordinal)
         assert engine.light_counts == LightCounts()
+
+
+@pytest.mark.parametrize("change", [{"adapter": AdapterSpec()}, {"reuse_prefixes": False}])
+def test_where_the_trainer_keeps_no_features_nothing_is_light(change: dict[str, object], write_file: Writer):
+    tenant, sft = _tenant(write_file(lengths=(6, 10)))
+    tenant = tenant.model_copy(update={"policy": tenant.policy.model_copy(update=change)})
+    engine = ProducerEngine.open(tenant, 0, sft, light_epochs=True)
+    engine.begin(0, stored_from=0)
+    assert all(engine.next_item(ordinal).payload.observation.has_frames for ordinal in range(6))
