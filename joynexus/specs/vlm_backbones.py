@@ -218,9 +218,10 @@ class QwenVlBackboneSpec(VlmBackboneSpec):
             scale = self.max_pixels / (height * width)
         elif height * width < self.min_pixels:
             scale = self.min_pixels / (height * width)
-        header = 1 if self.init == "random" else type(self).header_length
-        if self.chat_header is not None:
-            header = max(header, len(self.chat_header) // (1 if self.init == "random" else 4))
+        if self.init == "random":
+            header = 1 + len(self.chat_header or "")  # bytes
+        else:
+            header = type(self).header_length if self.chat_header is None else -(-len(self.chat_header) // 4)
         around = 2  # the tokens that begin and end a frame
         return header + num_cameras * (round(height * width * scale / factor**2) + around) + num_tokens
 
