@@ -159,7 +159,9 @@ class ActionModule(nn.Module, ABC):
         Raises:
             NotImplementedError: If the module gives no log-probability (``spec.gives_log_prob`` is false).
         """
-        raise NotImplementedError(f"action module {self.spec.type!r} gives no log-probability. Take 'gaussian'.")
+        raise NotImplementedError(
+            f"action module {self.spec.type!r} gives no log-probability. Take 'gaussian' or 'discrete_tokens'."
+        )
 
 
 def build_action_module(spec: ActionModuleSpec, dims: ModuleDims, *, seed: int) -> ActionModule:

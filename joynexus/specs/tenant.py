@@ -233,7 +233,7 @@ class TenantSpec(Spec):
                 module = self.policy.action_module.type
                 raise ValueError(
                     f"workloads[{index}]: {workload.algorithm.type} needs log-probability and value, which "
-                    f"action_module {module!r} does not give. Take 'gaussian'"
+                    f"action_module {module!r} does not give. Take 'gaussian' or 'discrete_tokens'"
                 )
         return self
 

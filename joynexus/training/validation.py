@@ -72,7 +72,7 @@ def _check_module(function: LossFunction, loss: Loss, policy: PolicySpec) -> Non
     if function.scores_trace and not policy.action_module.gives_log_prob:
         raise InvalidBatchError(
             f"loss {loss.name!r}: needs log-probability and value, which action_module "
-            f"{policy.action_module.type!r} does not give. Take 'gaussian'."
+            f"{policy.action_module.type!r} does not give. Take 'gaussian' or 'discrete_tokens'."
         )
 
 

@@ -97,3 +97,22 @@ def test_a_killed_role_changes_nothing_in_what_is_learnt(
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert (found[name] == tensor).all(), name
+
+
+def test_c82_a_policy_that_goes_on_keeps_its_statistics_and_tells_how_new_data_fits(
+    service: Service, undisturbed: tuple[Path, dict[str, Any]], tmp_path: Path
+):
+    """Statistics come with ``init_from``; what of the new data lies outside of them is in the results."""
+    export = Path(service.status()["calm"]["folder"]) / "export"
+    new = write_file(tmp_path / "new.h5", episodes=6, cameras=("front",))
+    spec = supervised("goes-on", new, steps=2).model_dump(mode="json")
+    spec["policy"]["init_from"] = str(export)
+    run = service.submit(TenantSpec.model_validate(spec))
+    status = run.wait(120.0)
+    fit = status["workloads"][0]["results"]["fit"]
+    assert fit["num_frames"] == 36
+    assert 0.2 < fit["action"]["any_beyond_range"] < 0.8
+    kept = (Path(status["folder"]) / "export" / "stats.json").read_bytes()
+    assert kept == (export / "stats.json").read_bytes()
+    calm = service.status()["calm"]["workloads"][0]["results"]
+    assert "fit" not in calm  # its statistics are those of its dataset
