@@ -25,13 +25,13 @@ PEFT_PREFIX = "base_model.model."
 SUFFIX = ".lora_A.weight"
 
 
-def write_peft(folder: Path, snapshot: PolicySnapshot, backbone: BackboneSpec) -> Path:
+def write_peft(folder: Path, snapshot: PolicySnapshot, backbone: BackboneSpec | None = None) -> Path:
     """Write a version's adapter. The action module is none of PEFT's; an export of joynexus holds both.
 
     Args:
         folder: Where to; made if it is not there. It must not hold an adapter yet.
         snapshot: Of a policy with an adapter.
-        backbone: The one that it was trained on.
+        backbone: The one that it was trained on, to name it in the files; None leaves it open.
 
     Returns:
         The folder.

@@ -5,10 +5,18 @@ import pytest
 import torch
 
 from joynexus.errors import CheckpointError
+from joynexus.inference.engine import InferenceEngine
+from joynexus.models.backbone import load_backbone
+from joynexus.models.policy import build_policy
 from joynexus.specs.adapter import AdapterSpec
+from joynexus.specs.service import InferenceSpec
+from joynexus.specs.vla_modules import SmolVlaModuleSpec
 from joynexus.testing.model_contracts import is_blas_row_stable
+from joynexus.testing.tiny import TINY_SMOLVLM
 
 ADAPTERS = {"a": AdapterSpec(rank=4), "b": None, "c": AdapterSpec(rank=2, targets=("q_proj", "up_proj")), "d": None}
+
+SMOLVLA = SmolVlaModuleSpec(num_layers=2, max_state_dim=4, max_action_dim=5, num_sampling_steps=3)
 
 
 @pytest.fixture
@@ -74,6 +82,27 @@ def test_a_version_carries_its_adapter(engine, adapted, request_of):
     parts = engine._policies.find("a").parts
     assert not any(each.requires_grad for each in parts.tensors().values())
     assert torch.equal(parts.tensors()["leave.bias"], parts.module.state_dict()["leave.bias"])
+
+
+def test_what_a_module_pushes_through_the_layers_passes_the_adapter_too(make_engine, adapted, request_of):
+    """SmolVLA's state token: as on a backbone into whose weights the adapter is merged."""
+    made = adapted("a")
+    policy = made.policy.model_copy(update={"action_module": SMOLVLA})
+    own = {name: torch.from_numpy(each) for name, each in made.parameters.items() if name.startswith("adapter.")}
+    merged = load_backbone(TINY_SMOLVLM)
+    for path, layer in merged.adapter_layers().items():
+        if f"adapter.{path}.lora_A.weight" in own:
+            a, b = (own[f"adapter.{path}.lora_{part}.weight"] for part in "AB")
+            layer.weight.data += policy.adapter.scale * b @ a
+    parts = build_policy(policy, merged, seed=0, stats=None)
+    module = {name: each.numpy().copy() for name, each in parts.module.state_dict().items()}
+    adapted_engine, merged_engine = make_engine(), InferenceEngine(merged, InferenceSpec(), backbone_name="tiny")
+    adapted_engine.set_policy(
+        replace(made, policy=policy, parameters={**module, **{name: each.numpy() for name, each in own.items()}})
+    )
+    merged_engine.set_policy(replace(made, policy=policy.model_copy(update={"adapter": None}), parameters=module))
+    (one,), (other,) = (each.predict([request_of("a", 1, rows=2)]) for each in (adapted_engine, merged_engine))
+    np.testing.assert_allclose(one.actions, other.actions, rtol=1e-3, atol=1e-4)
 
 
 def test_its_features_are_neither_kept_nor_shipped(engine, adapted, request_of):
