@@ -9,7 +9,7 @@
                                 |           each tenant, cheapest first: loss, gradient, commit
                                 `--------------------------------------------------> its Future is set at once
 
-Who owns what: the engine's lock guards the list of slots and the fair shares, a slot's lock guards everything in that
+Who owns what: the table's lock guards the list of slots and the fair shares, a slot's lock guards everything in that
 slot. Locks are taken in this order, held for the length of a copy or an optimizer step, and never during a forward.
 Only the thread in ``step`` runs modules and touches the prefix store.
 """
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from joynexus.errors import AdmissionError, InvalidBatchError, TenantExistsError, TenantNotFoundError
+from joynexus.errors import InvalidBatchError, TenantNotFoundError
 from joynexus.models.backbone import Backbone, load_backbone
 from joynexus.models.policy import tokenize
 from joynexus.models.prefix import PrefixFeatures
@@ -36,15 +36,12 @@ from joynexus.specs.backbone import BackboneSpec
 from joynexus.specs.service import TrainingSpec
 from joynexus.specs.tenant import PolicySpec
 from joynexus.training.ahead import MAX_AHEAD, Ahead, Preparer
-from joynexus.training.capacity import Capacity
-from joynexus.training.initial import initial_version
 from joynexus.training.json_values import JsonObject
-from joynexus.training.optimizer import Moments
 from joynexus.training.runner import GroupRunner
 from joynexus.training.sample_keys import SampleKeys
-from joynexus.training.selection import CallSelection
 from joynexus.training.slot import SlotStatus, TrainingSlot, base_snapshot
 from joynexus.training.slot_state import load_slot, save_slot
+from joynexus.training.slot_table import SlotTable
 from joynexus.training.validation import check_call, check_held, payload_digest
 from joynexus.types import PolicySnapshot, PolicyStats, TrainingBatch, TrainingCall, TrainingResult
 
@@ -66,19 +63,12 @@ class TrainingEngine:
             backbone_name: Its name in the service; policies for another one are refused.
         """
         self._backbone = backbone
-        self._backbone_name = backbone_name
-        self._moments: Moments = spec.moments
-        self._capacity = Capacity(backbone, spec)
         self._ledger = EngineLedger(num_cores=device_cores(backbone.device))
         self._store = PrefixStore(spec.prefix_store)
         self._runner = GroupRunner(backbone, self._store, self._ledger)
         self._preparer = Preparer()
-        self._lock = threading.Lock()
+        self._table = SlotTable(backbone, spec, self._ledger, backbone_name=backbone_name)
         self._stepping = threading.Lock()
-        self._slots: dict[str, TrainingSlot] = {}
-        self._opening: set[str] = set()
-        self._closed: list[TrainingSlot] = []  # their rows are still in the prefix store: a step was running
-        self._selection = CallSelection(backbone, spec, self._ledger)
 
     @staticmethod
     def load(backbone: BackboneSpec, spec: TrainingSpec, *, backbone_name: str) -> "TrainingEngine":
@@ -114,19 +104,7 @@ class TrainingEngine:
             AdmissionError: If there is no free slot or not enough memory, or the policy needs another backbone.
             SpecError, CheckpointError: If the module can't be built here. A failed open leaves nothing behind.
         """
-        self._reserve(tenant, policy)
-        try:
-            with self._lock:
-                self._capacity.check(tenant, needed=self._capacity.estimate(policy), used=self._used_bytes())
-            parts, own = initial_version(policy, self._backbone, seed=seed, stats=stats, owner=tenant)
-            slot = TrainingSlot(tenant, policy, parts, seed=seed, stats=own, moments=self._moments)
-            with self._lock:
-                self._capacity.check(tenant, needed=slot.nbytes, used=self._used_bytes())
-                self._selection.add(slot, weight, priority)
-                self._slots[tenant] = slot
-        finally:
-            with self._lock:
-                self._opening.discard(tenant)
+        self._table.open(tenant, policy, seed=seed, weight=weight, priority=priority, stats=stats)
 
     def close_slot(self, tenant: str) -> None:
         """Free a tenant's slot and all that is in it; calls that wait are answered with an error.
@@ -134,12 +112,7 @@ class TrainingEngine:
         Raises:
             TenantNotFoundError: If it has none.
         """
-        with self._lock:
-            slot = self._slots.pop(tenant, None)
-            self._selection.remove(tenant)
-            self._closed += [] if slot is None else [slot]
-        if slot is None:
-            raise self._not_found(tenant)
+        slot = self._table.close(tenant)
         with slot.lock:
             slot.is_closed = True
             abandoned = slot.calls.drain()
@@ -153,9 +126,7 @@ class TrainingEngine:
 
     def tenants(self) -> dict[str, SlotStatus]:
         """Describe every slot."""
-        with self._lock:
-            slots = list(self._slots.values())
-        return {slot.tenant: slot.status() for slot in slots}
+        return {slot.tenant: slot.status() for slot in self._table.all()}
 
     def status(self, tenant: str) -> SlotStatus:
         """Describe one slot.
@@ -221,7 +192,7 @@ class TrainingEngine:
         digest = payload_digest(call) if is_repeatable else NOT_REPEATABLE
         with slot.lock:
             if slot.is_closed:
-                raise self._not_found(call.tenant)
+                raise self._table.not_found(call.tenant)
             if ahead is None and features is None and len(slot.calls) < MAX_AHEAD:
                 ahead = self._preparer.begin(slot.row_maker(self._backbone), call.batch)
             return slot.calls.submit(call, digest, features=features, sample_keys=sample_keys, ahead=ahead)
@@ -245,8 +216,7 @@ class TrainingEngine:
     @property
     def has_work(self) -> bool:
         """Whether a call waits."""
-        with self._lock:
-            return any(len(slot.calls) > 0 for slot in self._slots.values())
+        return any(len(slot.calls) > 0 for slot in self._table.all())
 
     def step(self, *, may_wait: bool = False) -> int:
         """Run one group step.
@@ -264,15 +234,11 @@ class TrainingEngine:
         if not self._stepping.acquire(timeout=STEP_WAIT_S):
             raise RuntimeError("training engine: step runs in another thread. Drive the engine from one thread.")
         try:
-            with self._lock:
-                slots = list(self._slots.values())
             with self._runner.charging():
-                answered = self._runner.optimizer_calls(slots)
-                with self._lock:
-                    members = self._selection.choose(self._slots.values(), may_wait=may_wait)
+                answered = self._runner.optimizer_calls(self._table.all())
+                members = self._table.choose(may_wait=may_wait)
                 answered += self._runner.group(members)
-            with self._lock:
-                self._selection.finished(members)
+            self._table.finished(members)
             return answered
         finally:
             self._forget_closed()
@@ -281,7 +247,7 @@ class TrainingEngine:
     @property
     def hold_s(self) -> float | None:
         """For how long calls that wait are put off, after the last step; None if they are not."""
-        return self._selection.hold_s
+        return self._table.hold_s
 
     # ---- weights and state
 
@@ -367,34 +333,9 @@ class TrainingEngine:
 
     def _forget_closed(self) -> None:
         """Take the rows of closed slots out of the prefix store; only the thread that steps may."""
-        with self._lock:
-            closed, self._closed = self._closed, []
-            live = list(self._slots.values())
+        closed, live = self._table.take_closed()
         if closed:
             self._runner.forget(closed, live)
 
     def _slot(self, tenant: str) -> TrainingSlot:
-        with self._lock:
-            slot = self._slots.get(tenant)
-        if slot is None:
-            raise self._not_found(tenant)
-        return slot
-
-    def _not_found(self, tenant: str) -> TenantNotFoundError:
-        return TenantNotFoundError(f"tenant {tenant!r}: has no slot under {self._backbone_name!r}. Open one first.")
-
-    def _reserve(self, tenant: str, policy: PolicySpec) -> None:
-        """Hold a slot while the module is built, which takes too long for a lock."""
-        if policy.backbone != self._backbone_name:
-            raise AdmissionError(
-                f"tenant {tenant!r}: its policy needs backbone {policy.backbone!r}, this engine has "
-                f"{self._backbone_name!r}. Open it where that one is resident."
-            )
-        with self._lock:
-            if tenant in self._slots or tenant in self._opening:
-                raise TenantExistsError(f"tenant {tenant!r}: has a slot already. Close it first, or take another name.")
-            self._capacity.check_slots(tenant, used=len(self._slots) + len(self._opening))
-            self._opening.add(tenant)
-
-    def _used_bytes(self) -> int:
-        return sum(slot.nbytes for slot in self._slots.values())
+        return self._table.get(tenant)

@@ -168,7 +168,7 @@ def test_memory_is_counted_slot_by_slot() -> None:
     probe = engine()
     probe.open_slot("a", policy(), seed=0)
     one = probe.status("a").slot_bytes
-    fixed = probe._capacity.fixed
+    fixed = probe._table.capacity.fixed
     trainer = engine(device_bytes=fixed + 2 * one + one // 2)
     trainer.open_slot("a", policy(), seed=0)
     trainer.open_slot("b", policy(), seed=0)
