@@ -1,4 +1,4 @@
-"""gr00t and OFT tenants beside each other on one Qwen3-VL, and unlike heads in one forward of one SmolVLM."""
+"""gr00t and OFT tenants beside each other on one Qwen3-VL, and unlike heads, smolvla among them, in one forward."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ from joynexus.models.backbone import Backbone, load_backbone
 from joynexus.specs.action_module import ActionModuleSpec, GaussianModuleSpec, OftModuleSpec
 from joynexus.specs.service import InferenceSpec, TrainingSpec
 from joynexus.specs.tenant import PolicySpec
-from joynexus.specs.vla_modules import Gr00tModuleSpec
+from joynexus.specs.vla_modules import Gr00tModuleSpec, SmolVlaModuleSpec
 from joynexus.testing.tiny import TINY_HF, TINY_QWEN2_5_VL, TINY_QWEN3_VL, TINY_SMOLVLM
 from joynexus.training.engine import TrainingEngine
 from joynexus.types import ActionChunk, Array, PredictRequest
@@ -29,6 +29,7 @@ SPECS: dict[str, ActionModuleSpec] = {
     "queries": OftModuleSpec(reads="queries", query_tail=4, hidden_dim=16, num_layers=2),
     "oft": OftModuleSpec(hidden_dim=16, token_dim=4, max_prefix_tokens=64),
     "gaussian": GaussianModuleSpec(hidden_dim=16, token_dim=4, max_prefix_tokens=64),
+    "smolvla": SmolVlaModuleSpec(num_layers=2, max_state_dim=4, max_action_dim=4),
 }
 TEMPLATES = {"queries": "{instruction} {state} ####."}
 BACKBONES = {"qwen3_vl": TINY_QWEN3_VL, "qwen2_5_vl": TINY_QWEN2_5_VL, "smolvlm": TINY_SMOLVLM, "hf": TINY_HF}
@@ -125,9 +126,12 @@ def test_versions_act_beside_each_other_as_alone(dtype: str) -> None:
         assert np.array_equal(actions, act(tenant)[tenant])
 
 
-@pytest.mark.parametrize("name", ["smolvlm", "qwen3_vl"])
-def test_unlike_heads_share_one_group_and_one_forward(name: str) -> None:
-    backbone, modules, rows = shared(name), ("oft", "gr00t", "gaussian"), 1
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [("smolvlm", ("smolvla", "oft", "gr00t", "gaussian")), ("qwen3_vl", ("oft", "gr00t", "gaussian"))],
+)
+def test_unlike_heads_share_one_group_and_one_forward(name: str, modules: tuple[str, ...]) -> None:
+    backbone, rows = shared(name), 1
     run(engine_of(backbone, "oft"), train_call("oft", 0, batch(len(modules) * rows, 1)))  # sizes are tried once
     trainer = engine_of(backbone, *modules)
     forwards = backbone.num_forwards
