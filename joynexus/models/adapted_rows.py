@@ -108,11 +108,15 @@ class AdaptedRows:
         """Compute the gradient of every row's A and B.
 
         Args:
-            outputs: What the forward answered, of all rows.
+            outputs: What the forward answered, of all rows; none where no loss reads any of it.
             gradients: Of the outputs; 0 for rows that have none.
         """
         stacks = [stack for _, _, each in self._recorded for stack in each]
         leaves = [leaf for stack in stacks for leaf in stack.named_leaves().values()]
+        if not outputs:
+            for stack in stacks:
+                stack.gradients = {name: torch.zeros_like(leaf) for name, leaf in stack.named_leaves().items()}
+            return
         found = iter(torch.autograd.grad(outputs, leaves, gradients, allow_unused=True, materialize_grads=True))
         for stack in stacks:
             stack.gradients = {name: next(found) for name in stack.named_leaves()}

@@ -165,6 +165,28 @@ def test_not_a_number_in_one_adapter_fails_that_tenant_alone() -> None:
     assert_same(parameters(trainer, "a"), parameters(alone, "a"))
 
 
+def test_a_failure_without_neighbours_says_what_it_was() -> None:
+    trainer = world("a")
+    spoil(trainer, "a")
+    future = trainer.submit(train_call("a", 0, rows_of("a", 0)))
+    drain(trainer)
+    assert isinstance(future.exception(), NonFiniteError)
+    assert "rows are not finite" in str(future.exception())
+
+
+def test_a_loss_that_reads_no_prefix_leaves_the_adapter_without_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = world("a")
+    module = trainer._slot("a").state.parts.module
+
+    def blind(prefix: Any, *_: Any) -> torch.Tensor:
+        return module.leave.weight.square().sum().expand(len(prefix))
+
+    monkeypatch.setattr(module, "loss", blind)
+    run(trainer, forward_call("a", 0, rows_of("a", 0)))
+    gradient = trainer._slot("a").state.accumulated.gradient
+    assert {float(each.abs().max()) for name, each in gradient.items() if name.startswith("adapter.")} == {0.0}
+
+
 def test_a_gradient_that_is_no_number_below_the_features_fails_that_tenant_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
