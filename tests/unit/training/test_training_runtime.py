@@ -31,6 +31,7 @@ from joynexus.errors import (
     TenantExistsError,
     TenantNotFoundError,
 )
+from joynexus.specs.adapter import AdapterSpec
 from joynexus.specs.algorithm import PpoSpec
 from joynexus.specs.tenant import EvaluationSpec, TenantSpec
 from joynexus.training.checkpoint import read_checkpoint
@@ -262,9 +263,13 @@ def uninterrupted(folder: Path, spec: TenantSpec, items: Sequence[LaneItem]) -> 
     return weights(runtime, spec.tenant)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 5])
-def test_a_crash_of_sft_loses_and_repeats_nothing(tmp_path: Path, steps: int) -> None:
-    spec = sft_tenant(num_steps=6, checkpoint_every=2, module="flow_matching")
+def with_adapter(spec: TenantSpec, adapter: AdapterSpec | None) -> TenantSpec:
+    return spec.model_copy(update={"policy": spec.policy.model_copy(update={"adapter": adapter})})
+
+
+@pytest.mark.parametrize(("steps", "adapter"), [(1, None), (2, None), (3, None), (5, None), (3, AdapterSpec())])
+def test_a_crash_of_sft_loses_and_repeats_nothing(tmp_path: Path, steps: int, adapter: AdapterSpec | None) -> None:
+    spec = with_adapter(sft_tenant(num_steps=6, checkpoint_every=2, module="flow_matching"), adapter)
     items = sft_items("a", 6)
     expected = uninterrupted(tmp_path / "whole", spec, items)
     replicas, lanes = Replicas(), Lanes(items)
@@ -281,9 +286,9 @@ def test_a_crash_of_sft_loses_and_repeats_nothing(tmp_path: Path, steps: int) ->
     assert lanes.acknowledged == set(lanes.items)
 
 
-@pytest.mark.parametrize("steps", [1, 6, 7, 13])
-def test_a_crash_of_rl_loses_and_repeats_nothing(tmp_path: Path, steps: int) -> None:
-    spec, items = rl_tenant(num_iterations=3), rl_items("a", 9)
+@pytest.mark.parametrize(("steps", "adapter"), [(1, None), (6, None), (7, None), (13, None), (7, AdapterSpec())])
+def test_a_crash_of_rl_loses_and_repeats_nothing(tmp_path: Path, steps: int, adapter: AdapterSpec | None) -> None:
+    spec, items = with_adapter(rl_tenant(num_iterations=3), adapter), rl_items("a", 9)
     expected = uninterrupted(tmp_path / "whole", spec, items)
     replicas, lanes = Replicas(), Lanes(items)
     first = start(tmp_path, spec, replicas=replicas)
