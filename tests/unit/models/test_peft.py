@@ -1,3 +1,4 @@
+import importlib.util
 import json
 
 import pytest
@@ -51,31 +52,48 @@ def hidden(backbone, adapter):
         return backbone.prefix(fake_prefix_batch(backbone, 3), "s").hidden
 
 
-def test_merging_the_exported_files_by_hand_gives_the_features(backbone, adapter, exported):
-    config = json.loads((exported / "adapter_config.json").read_text())
-    tensors = safetensors.torch.load_file(exported / "adapter_model.safetensors")
-    assert (config["peft_type"], config["r"], config["lora_alpha"], config["bias"]) == ("LORA", 4, 6.0, "none")
-    assert len(tensors) == 2 * len(config["target_modules"]) == 12
-    model, prompts = build_model(TINY_SMOLVLM, model_class="SmolVLMModel", config_class="SmolVLMConfig")
+def library_model():
+    return build_model(TINY_SMOLVLM, model_class="SmolVLMModel", config_class="SmolVLMConfig")
+
+
+def merged_by_hand(model, folder):
+    config = json.loads((folder / "adapter_config.json").read_text())
+    tensors = safetensors.torch.load_file(folder / "adapter_model.safetensors")
     scale = config["lora_alpha"] / config["r"]
     with torch.no_grad():
         for path in config["target_modules"]:
             a, b = (tensors[f"base_model.model.{path}.lora_{part}.weight"] for part in "AB")
             model.get_submodule(path).weight += scale * b @ a
-    merged = SmolVlmBackbone(TINY_SMOLVLM, model, prompts).freeze()
-    torch.testing.assert_close(hidden(merged, None), hidden(backbone, adapter), rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(hidden(backbone, None), hidden(backbone, adapter), atol=1e-2)
+    return model
+
+
+def merged_by_peft(model, folder):
+    loaded = importlib.import_module("peft").PeftModel.from_pretrained(model, folder)
+    assert len([name for name, _ in loaded.named_parameters() if ".lora_" in name]) == 12
+    return loaded.merge_and_unload()
+
+
+LOADERS = [merged_by_hand, *([merged_by_peft] if importlib.util.find_spec("peft") else [])]
+"""PEFT itself where it is installed; it is no dependency."""
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about what peft calls
-def test_peft_loads_it_on_the_librarys_model(backbone, adapter, exported):
-    peft = pytest.importorskip("peft")
-    model, prompts = build_model(TINY_SMOLVLM, model_class="SmolVLMModel", config_class="SmolVLMConfig")
-    loaded = peft.PeftModel.from_pretrained(model, exported)
-    names = {name for name, _ in loaded.named_parameters() if ".lora_" in name}
-    assert len(names) == 12
-    merged = SmolVlmBackbone(TINY_SMOLVLM, loaded.merge_and_unload(), prompts).freeze()
-    torch.testing.assert_close(hidden(merged, None), hidden(backbone, adapter), rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("merged", LOADERS)
+def test_the_exported_files_give_the_features_on_the_librarys_model(merged, backbone, adapter, exported):
+    model, prompts = library_model()
+    found = SmolVlmBackbone(TINY_SMOLVLM, merged(model, exported), prompts).freeze()
+    torch.testing.assert_close(hidden(found, None), hidden(backbone, adapter), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(hidden(backbone, None), hidden(backbone, adapter), atol=1e-2)
+
+
+def test_names_and_shapes_are_those_of_peft(exported):
+    config = json.loads((exported / "adapter_config.json").read_text())
+    tensors = safetensors.torch.load_file(exported / "adapter_model.safetensors")
+    assert (config["peft_type"], config["r"], config["lora_alpha"], config["bias"]) == ("LORA", 4, 6.0, "none")
+    assert len(tensors) == 2 * len(config["target_modules"]) == 12
+    assert config["target_modules"][0] == "text_model.layers.0.self_attn.q_proj"
+    assert tensors["base_model.model.text_model.layers.0.self_attn.v_proj.lora_A.weight"].shape == (4, 32)
+    assert tensors["base_model.model.text_model.layers.1.mlp.down_proj.lora_B.weight"].shape == (32, 4)
 
 
 def test_a_policy_without_an_adapter_is_refused(tmp_path, policy):
