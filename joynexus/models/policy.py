@@ -285,6 +285,11 @@ def _check_stats(policy: PolicySpec, stats: PolicyStats | None) -> None:
         ("action", stats.action, policy.action.dim, policy.action.normalization),
     )
     for name, each, width, mode in parts:
+        if mode != "identity" and each is None and width:
+            raise SpecError(
+                f"statistics from {stats.source}: there are none of the {name}, whose normalization is {mode!r}. Give "
+                f"some, or take 'identity' for the {name}."
+            )
         if mode != "identity" and each is not None and each.mean.shape != (width,):
             raise SpecError(
                 f"statistics from {stats.source}: {name} is {each.mean.shape[0]} wide, the policy's is {width}. "

@@ -154,12 +154,21 @@ def test_a_prefix_longer_than_the_module_reads_is_refused_when_it_is_built(tiny,
 
 def test_statistics_of_another_width_are_refused(tiny, policy):
     action = policy.action.model_copy(update={"normalization": "min_max"})
-    normalized = policy.model_copy(update={"action": action})
+    seen = policy.observation.model_copy(update={"normalization": "identity"})
+    normalized = policy.model_copy(update={"action": action, "observation": seen})
     assert build_policy(normalized, tiny, seed=0, stats=action_stats(2)).normalizer.mode == "min_max"
     with pytest.raises(SpecError, match=r"statistics from demos\.h5: action is 7 wide, the policy's is 2"):
         build_policy(normalized, tiny, seed=0, stats=action_stats(7))
     with pytest.raises(SpecError, match="no statistics"):
         build_policy(normalized, tiny, seed=0, stats=None)
+
+
+def test_c56_a_mode_without_the_statistics_that_it_names_is_refused(tiny, policy):
+    """Left as they are, states or actions would be in other units than the spec says."""
+    action = policy.action.model_copy(update={"normalization": "min_max"})
+    normalized = policy.model_copy(update={"action": action})
+    with pytest.raises(SpecError, match=r"demos\.h5: there are none of the state, whose normalization is 'min_max'"):
+        build_policy(normalized, tiny, seed=0, stats=action_stats(2))
 
 
 def test_hashing_costs_little_beside_a_forward() -> None:
