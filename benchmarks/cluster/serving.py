@@ -14,8 +14,9 @@ from typing import Any, cast
 import numpy as np
 from ray import serve
 
+import joynexus
 from benchmarks.cluster.replicas import Bare, MeasuredReplica
-from benchmarks.cluster.world import acting_tenant, one_row, running
+from benchmarks.cluster.world import acting_tenant, local_ray, one_row
 from benchmarks.harness import Measured, Options, Row, Study
 from joynexus.actors.inference import deploy_replicas
 from joynexus.api import Tenant
@@ -53,13 +54,14 @@ def measure(options: Options) -> Measured:
     quick, generator = options.quick, np.random.default_rng(options.seed)
     small = [acting_tenant(f"small-{i}", cameras=("base", "wrist"), image_size=128) for i in range(2)]
     large = [acting_tenant(f"large-{i}", cameras=("base", "wrist"), image_size=224) for i in range(TENANTS)]
-    with running(SPEC) as (service, spec), ThreadPoolExecutor(TENANTS + 1) as pool:
-        deploying = pool.submit(_deploy, spec)  # loads a backbone meanwhile
+    with local_ray(SPEC, num_cpus=2) as spec, ThreadPoolExecutor(TENANTS + 1) as pool:
+        cast("Any", serve).start(proxy_location="Disabled")
+        deploying = pool.submit(_deploy, spec)  # loads a backbone, as the service does beside it
+        service = joynexus.start(spec, root=spec.storage.root)
         publisher, beside, *_ = pool.map(service.open, (*small, *large))
         bare, replica = deploying.result()
         calls = _calls(bare, replica, one_row(small[0], generator), blocks=10 if quick else 40)
         rates = _rates(replica, large, generator, rounds=1 if quick else 3, calls=CALLS_PER_CALLER - quick)
-        serve.delete("measured")  # it would take over what is published, too
         quiet = _publications(publisher, beside, one_row(small[1], generator), rounds=3 if quick else 10)
     headline = {
         "no_op_predict_over_bare_call": median([float(row["ratio"] or 0) for row in calls]),
@@ -72,6 +74,7 @@ def measure(options: Options) -> Measured:
         "Calls of one row, two frames: of 128 x 128, for the 64 callers of 224 x 224, as VLAs take them. Wall time.",
         "Serve's own Python, about 4 ms a request, shares the replica's interpreter with the engine.",
         "With frames of 128 x 128, of which a row takes 12 ms, the 64 callers got 0.70 to 0.90 of the engine's rate.",
+        "Publications: both the service's replica, which is called, and the one that is measured take them over.",
         f"The engine alone runs full batches of {BATCH} rows, in the replica's process, while nobody calls.",
     )
     return Measured(headline=headline, tables=tables, notes=notes)

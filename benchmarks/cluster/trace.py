@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import joynexus
 from benchmarks.cluster.trace_costs import for_simulation
 from benchmarks.cluster.trace_run import (
     ALONE,
@@ -25,7 +26,7 @@ from benchmarks.cluster.trace_run import (
     run,
 )
 from benchmarks.cluster.trace_tenants import SFT, quick_trace, service_spec, whole_trace
-from benchmarks.cluster.world import running
+from benchmarks.cluster.world import local_ray
 from benchmarks.harness import Measured, Options, Row, Study
 from benchmarks.simulation.check import check
 from joynexus.api import Service
@@ -49,8 +50,8 @@ def measure(options: Options) -> Measured:
     with tempfile.TemporaryDirectory(prefix="joynexus-trace-") as name:
         tenants = quick_trace(Path(name), options.seed) if options.quick else whole_trace(options.seed)
         ways = COMPARED if options.quick else (*COMPARED, IN_TURN, *WITHOUT)
-        with running(service_spec(), num_cpus=4) as (service, spec):
-            found = _run_all(ways, service, tenants)
+        with local_ray(service_spec(), num_cpus=4) as spec:
+            found = _run_all(ways, joynexus.start(spec, root=spec.storage.root), tenants)
     measured = report(found, quick=options.quick)
     data = for_simulation(spec, tenants, found[SHARED.name], found[ALONE.name])
     tables = {**measured.tables, **check(data, "trace").tables}

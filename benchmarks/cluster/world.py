@@ -1,4 +1,4 @@
-"""A service on a Ray of the benchmark's own, and tenants for it."""
+"""A Ray of the benchmark's own, and tenants for a service on it."""
 
 import tempfile
 from collections.abc import Generator, Sequence
@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import ray
 
-import joynexus
 from joynexus.actors import cluster
-from joynexus.api import Service
 from joynexus.specs.service import ServiceSpec
 from joynexus.specs.tenant import TenantSpec
 from joynexus.types import Observation, PredictRequest
@@ -20,18 +18,16 @@ STATE_DIM = 8
 
 
 @contextmanager
-def running(spec: ServiceSpec, *, num_cpus: int = 2) -> Generator[tuple[Service, ServiceSpec]]:
-    """Start Ray and a service, which ends with it.
+def local_ray(spec: ServiceSpec, *, num_cpus: int) -> Generator[ServiceSpec]:
+    """Start Ray; a service that is started on it ends with it.
 
     Yields:
-        The service, and its spec with the folder that it writes to.
+        The spec of the service, with the folder that it writes to.
     """
     with tempfile.TemporaryDirectory(prefix="joynexus-bench-") as folder:
-        root = Path(folder)
         cluster.start_local_ray(service=spec.service, num_cpus=num_cpus)
         try:
-            service = joynexus.start(spec, root=root)
-            yield service, spec.model_copy(update={"storage": spec.storage.model_copy(update={"root": root})})
+            yield spec.model_copy(update={"storage": spec.storage.model_copy(update={"root": Path(folder)})})
         finally:
             ray.shutdown()
 
