@@ -166,6 +166,11 @@ def _exported(tenant: str, folder: Path, name: str | None) -> Generator[tuple[Pa
     temporary = folder.parent.resolve() / f".exporting-{folder.name}-{uuid.uuid4().hex}"
     try:
         service.tenant(tenant).export(temporary).result(timeout_s=600.0)
+        if not (temporary / "policy.json").is_file():
+            raise ServiceError(
+                f"{tenant}: the trainer's node has written {temporary}, which is not on this one. "
+                "Name a folder that all nodes share."
+            )
         yield temporary, service.spec
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

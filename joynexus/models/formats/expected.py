@@ -1,7 +1,6 @@
 """Whether a checkpoint has exactly the tensors that its own configuration needs: checked before anything is written."""
 
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 import transformers
@@ -36,16 +35,16 @@ def check_tensors(imported: ImportedPolicy) -> None:
 
 def module_dims_of(imported: ImportedPolicy) -> ModuleDims:
     """Return the sizes that the action module is built for, from configurations alone."""
-    text = cast("Mapping[str, Any]", imported.vlm_config.get("text_config") or {})
-    heads, width = int(text["num_attention_heads"]), int(text["hidden_size"])
-    kv_heads = int(text.get("num_key_value_heads", heads))
+    text = _config(imported).get_text_config()
+    heads, width = int(text.num_attention_heads), int(text.hidden_size)
+    head_dim = int(getattr(text, "head_dim", None) or width // heads)
     policy = imported.policy_spec("backbone")
     return ModuleDims(
         prefix_dim=width,
         state_dim=policy.observation.state_dim,
         action_dim=policy.action.dim,
         horizon=policy.action.horizon,
-        kv_shape=(int(text["num_hidden_layers"]), kv_heads, int(text.get("head_dim") or width // heads)),
+        kv_shape=(int(text.num_hidden_layers), int(text.num_key_value_heads), head_dim),
         num_heads=heads,
     )
 
@@ -66,16 +65,26 @@ def _module_shapes(imported: ImportedPolicy) -> Shapes:
 
 def _backbone_shapes(imported: ImportedPolicy) -> Shapes:
     library: Any = transformers
+    config = _config(imported)
     try:
-        kind = library.CONFIG_MAPPING[str(imported.vlm_config["model_type"])]
-        config = kind.from_dict(dict(imported.vlm_config))
         with torch.device("meta"):
             model = library.AutoModelForImageTextToText.from_config(config)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{imported.tensors.path.parent}: no model can be built from its configuration: {error!r}."
-        ) from error
+        raise _unusable(imported, error) from error
     return {name: shape for name, shape in _shapes(model).items() if name != "lm_head.weight"}
+
+
+def _config(imported: ImportedPolicy) -> Any:  # noqa: ANN401  # a class of transformers
+    library: Any = transformers
+    try:
+        return library.CONFIG_MAPPING[str(imported.vlm_config["model_type"])].from_dict(dict(imported.vlm_config))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unusable(imported, error) from error
+
+
+def _unusable(imported: ImportedPolicy, error: Exception) -> CheckpointError:
+    folder = imported.tensors.path.parent
+    return CheckpointError(f"{folder}: no model can be built from the configuration of its language model: {error!r}.")
 
 
 def _problems(imported: ImportedPolicy, part: Part, expected: Shapes) -> list[str]:

@@ -58,6 +58,20 @@ class Source:
             raise SpecError(f"{self.folder / 'config.json'}: {name} is {value!r}, need a whole number.")
         return value
 
+    def real(self, name: str) -> float:
+        """Read a number of the configuration."""
+        value = self.config.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise SpecError(f"{self.folder / 'config.json'}: {name} is {value!r}, need a number.")
+        return float(value)
+
+    def max_tokens(self) -> int:
+        """Read the length that prompts are padded or cut to."""
+        length = self.tokenizer.get("max_length")
+        if not isinstance(length, int) or isinstance(length, bool):
+            raise SpecError(f"{self.folder}: tokenizer_processor.max_length is {length!r}, need a whole number.")
+        return length
+
     def shapes(self, part: str) -> dict[str, tuple[int, ...]]:
         """Return the shapes of a part's tensors by their names there."""
         return {place.name: self.tensors.infos[name].shape for name, place in self.places.items() if place.part == part}
@@ -142,13 +156,13 @@ def smolvla_fields(source: Source) -> Fields:
     module = {
         "type": "smolvla",
         "num_layers": source.num_layers("policy", r"lm_expert\.layers\.(\d+)\."),
-        "width_multiplier": float(config["expert_width_multiplier"]),
+        "width_multiplier": source.real("expert_width_multiplier"),
         "self_attn_every_n_layers": source.number("self_attn_every_n_layers"),
         "max_state_dim": source.number("max_state_dim"),
         "max_action_dim": source.number("max_action_dim"),
         "norm_eps": float(text.get("rms_norm_eps", 1e-6)),
-        "min_period": float(config["min_period"]),
-        "max_period": float(config["max_period"]),
+        "min_period": source.real("min_period"),
+        "max_period": source.real("max_period"),
         "num_sampling_steps": source.number("num_steps"),
     }
     side = int(cast("dict[str, Any]", vlm_config.get("vision_config") or {}).get("image_size", 0))
@@ -189,8 +203,8 @@ def _pi_module(source: Source) -> dict[str, Any]:
         "num_kv_heads": key[0] // head_dim,
         "head_dim": head_dim,
         "max_action_dim": source.number("max_action_dim"),
-        "min_period": float(source.config["min_period"]),
-        "max_period": float(source.config["max_period"]),
+        "min_period": source.real("min_period"),
+        "max_period": source.real("max_period"),
         "num_sampling_steps": source.number("num_inference_steps"),
     }
 
@@ -202,6 +216,9 @@ def _pi_fields(source: Source, module: Mapping[str, Any], *, template: str, clea
         else paligemma_config(source.shapes("backbone"), source.tensors.path)
     )
     backbone = {"type": "paligemma", "dtype": source.dtype()}
+    rows, _ = source.shapes("backbone").get(EMBEDDING, (0, 0))  # LeRobot leaves out some that the released model has
+    text = {**cast("dict[str, Any]", vlm_config.get("text_config") or {}), "vocab_size": rows}
+    vlm_config = {**vlm_config, "text_config": text}
     side = int(cast("dict[str, Any]", vlm_config.get("vision_config") or {}).get("image_size", 0))
     _check_resizing(source, "image_resolution", side)
     policy, notes = _policy(source, module, template=template, cleanup=cleanup, side=side)
@@ -227,7 +244,7 @@ def _policy(
         "cameras": list(cameras),
         "image_size": list(size),
         "state_dim": inputs[STATE][1][0],
-        "max_prompt_tokens": int(source.tokenizer["max_length"]),
+        "max_prompt_tokens": source.max_tokens(),
         "prompt_template": template,
         "instruction_cleanup": cleanup,
     }

@@ -97,7 +97,7 @@ def open_starvla(path: Path | str, *, options: StarVlaOptions | None = None) -> 
         backbone={"type": kind, "dtype": run.dtype(), "hidden_state": "last_layer", **_processor(found.tokenizer)},
         policy=fields.policy,
         stats=stats,
-        vlm_config={**vlm_config, "text_config": {**vlm_config["text_config"], "num_hidden_layers": run.num_layers()}},
+        vlm_config=_with_layers(vlm_config, run.num_layers()),
         vlm_files=found.files(),
         original_files={each: folder / each for each in (CONFIG, STATISTICS) if (folder / each).is_file()}
         | found.inside(folder),
@@ -146,6 +146,13 @@ def _places(tensors: TensorFile) -> dict[str, Place]:
     if unknown:
         raise CheckpointError(f"{tensors.path}: {len(unknown)} tensors that nobody knows: {some_of(unknown)}.")
     return places
+
+
+def _with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Put the number of language layers into a configuration; Qwen2.5-VL's own has no part for the language model."""
+    if "text_config" not in config:
+        return {**config, "num_hidden_layers": count}
+    return {**config, "text_config": {**config["text_config"], "num_hidden_layers": count}}
 
 
 def _processor(folder: Path) -> dict[str, Any]:
