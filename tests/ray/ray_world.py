@@ -54,7 +54,7 @@ def tenant_spec(name: str, *workloads: Any, **changes: Any) -> TenantSpec:
         "action_module": {"type": "gaussian", "hidden_dim": 16, "token_dim": 4},
     }
     for path, value in changes.pop("policy", {}).items():
-        policy[path] = {**policy[path], **value} if isinstance(value, dict) else value
+        policy[path] = {**policy.get(path, {}), **value} if isinstance(value, dict) else value
     loads = [each.model_dump(mode="json") for each in workloads]
     return TenantSpec.model_validate({"tenant": name, "policy": policy, "workloads": loads, **changes})
 

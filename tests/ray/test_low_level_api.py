@@ -380,6 +380,21 @@ def test_a_lane_keeps_order_and_knows_an_item_that_comes_again(open_tenant: Open
 # ---- workloads of an interactive tenant, and the end
 
 
+def test_an_adapter_trains_by_rollouts_and_is_served(open_tenant: Opener, tmp_path: Path) -> None:
+    """A tenant with weights of its own inside the backbone: beside a tenant without, which keeps its numbers."""
+    plain = open_tenant("plain", seed=5)
+    before = deterministic(plain).actions
+    tenant = open_tenant("adapted", seed=5, policy={"adapter": {"rank": 2, "targets": ["q_proj", "v_proj"]}})
+    assert np.array_equal(deterministic(tenant).actions, before)  # an adapter starts at nothing
+    tenant.train(rl_workload(iterations=2), timeout_s=WAIT_S)
+    own = exported(tenant, tmp_path)
+    assert any(value.any() for name, value in own.items() if name.endswith("lora_B.weight"))
+    answer = deterministic(tenant)
+    assert answer.policy_version == 2
+    assert not np.array_equal(answer.actions, before)
+    assert np.array_equal(deterministic(plain).actions, before)
+
+
 def test_an_interactive_tenant_can_be_given_workloads(open_tenant: Opener) -> None:
     tenant = open_tenant("grown")
     tenant.train_batch(batch(), optimizer=FAST)
