@@ -88,7 +88,11 @@ class VlmBackboneSpec(BackboneSpec):
         return attention | gated
 
     def parameter_bytes(self) -> int:  # noqa: D102
-        return self.language().num_parameters * self.bytes_per_number
+        count = self.language().num_parameters
+        if self.init == "pretrained" and self.num_layers is not None:
+            of_a_layer = sum(reads * writes for _, reads, writes in self.adapter_layers().values())
+            count -= max(type(self).typical.num_layers - self.num_layers, 0) * of_a_layer
+        return count * self.bytes_per_number
 
     def prefix_bytes(self, num_cameras: int, image_size: tuple[int, int], num_tokens: int) -> int:  # noqa: D102
         sizes = self.language()
