@@ -11,8 +11,12 @@ from joynexus.models.formats.imported import ImportedPolicy, Part, describe_misf
 from joynexus.specs.registry import load_implementation
 
 Shapes = dict[str, tuple[int, ...]]
-LIBRARY = "tower.vision_model."
-"""PaliGemma's vision tower has one level more on disk than in the library's class, which renames it when it loads."""
+RENAMED = (
+    ("tower.vision_model.", "tower."),  # PaliGemma's vision tower has one level more on disk
+    ("model.visual.", "visual."),  # Qwen2.5-VL has one less
+    ("model.language_model.", "model."),
+)
+"""Where the library's class has other names than its files, which it renames when it loads."""
 
 
 def check_tensors(imported: ImportedPolicy) -> None:
@@ -95,7 +99,9 @@ def _problems(imported: ImportedPolicy, part: Part, expected: Shapes) -> list[st
 
 
 def _library_name(name: str) -> str:
-    return name.replace(LIBRARY, "tower.")
+    for old, new in RENAMED:
+        name = name.replace(old, new, 1)
+    return name
 
 
 def _shapes(module: torch.nn.Module) -> Shapes:

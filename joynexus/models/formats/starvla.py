@@ -68,7 +68,6 @@ def open_starvla(path: Path | str, *, options: StarVlaOptions | None = None) -> 
     if name not in FRAMEWORKS:
         raise SpecError(f"{folder / CONFIG}: framework.name {name!r}: not supported. Known: {', '.join(FRAMEWORKS)}.")
     tensors = TensorFile(weights)
-    places = _places(tensors)
     named = str(cast("dict[str, Any]", framework.get("qwenvl") or {}).get("base_vlm"))
     found = vlm_folder(folder, named=named, given=given.vlm)
     if found.config is None:
@@ -77,6 +76,7 @@ def open_starvla(path: Path | str, *, options: StarVlaOptions | None = None) -> 
     kind = str(vlm_config.get("model_type"))
     if kind not in BACKBONES:
         raise SpecError(f"{found.config}: model_type {kind!r}: not supported. Known: {', '.join(BACKBONES)}.")
+    places = _places(tensors, kind)
     robot, stats = read_statistics(folder / STATISTICS, given.robot)
     run = Run(
         path=folder / CONFIG,
@@ -130,7 +130,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", documents[0])
 
 
-def _places(tensors: TensorFile) -> dict[str, Place]:
+def _places(tensors: TensorFile, kind: str) -> dict[str, Place]:
     places: dict[str, Place] = {}
     unknown: list[str] = []
     for name in tensors.infos:
@@ -138,7 +138,7 @@ def _places(tensors: TensorFile) -> dict[str, Place]:
         if inner == HEAD:
             places[name] = Place(part="kept", name=name)
         elif inner != name:
-            places[name] = Place(part="backbone", name=inner)
+            places[name] = Place(part="backbone", name=_name_on_disk(inner, kind))
         elif name.startswith(MODULE):
             places[name] = Place(part="policy", name=name.removeprefix(MODULE))
         else:
@@ -146,6 +146,13 @@ def _places(tensors: TensorFile) -> dict[str, Place]:
     if unknown:
         raise CheckpointError(f"{tensors.path}: {len(unknown)} tensors that nobody knows: {some_of(unknown)}.")
     return places
+
+
+def _name_on_disk(name: str, kind: str) -> str:
+    """Return the name under which the library looks for a tensor in a file: Qwen2.5-VL's is older than its class."""
+    if kind != "qwen2_5_vl":
+        return name
+    return name.replace("model.visual.", "visual.", 1).replace("model.language_model.", "model.", 1)
 
 
 def _with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:

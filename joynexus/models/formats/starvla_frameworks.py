@@ -76,7 +76,7 @@ class Run:
 
     def num_layers(self) -> int:
         """Count the language layers."""
-        return self.count("backbone", r"model\.language_model\.layers\.(\d+)\.")
+        return self.count("backbone", r"model\.(?:language_model\.)?layers\.(\d+)\.")
 
     def dtype(self) -> str:
         """Return the type in which most of the frozen model is stored."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import transformers
 
 from joynexus.errors import CheckpointError, SpecError
 from joynexus.models.backbone import load_backbone
@@ -71,6 +72,46 @@ def test_both_layouts_of_pi0_come_back_as_they_were(tmp_path):
     take_apart(open_lerobot(folder), tmp_path / "in")
     put_together(tmp_path / "in" / "policy", tmp_path / "back", project="lerobot")
     assert filecmp.cmp(tmp_path / "back" / "model.safetensors", other, shallow=False)
+
+
+def test_a_run_on_qwen2_5_vl_with_the_flat_configuration_of_the_hub(tmp_path):
+    folder = copied("starvla_gr00t", tmp_path / "c")
+    config = {
+        "model_type": "qwen2_5_vl",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 9,  # the file has 3
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 336,
+        "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]},
+        "image_token_id": 7,
+        "video_token_id": 8,
+        "vision_start_token_id": 5,
+        "vision_end_token_id": 6,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "vision_config": {
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 4,
+            "out_hidden_size": 64,
+        },
+    }
+    (folder / "tiny-Qwen3-VL" / "config.json").write_text(json.dumps(config))
+    path = folder / "checkpoints" / "steps_1_model.safetensors"
+    kind = transformers.CONFIG_MAPPING["qwen2_5_vl"]
+    model = transformers.AutoModelForImageTextToText.from_config(kind.from_dict({**config, "num_hidden_layers": 3}))
+    tensors = {name: each for name, each in safetensors.torch.load_file(path).items() if name.startswith("action_")}
+    tensors |= {f"qwen_vl_interface.model.{name}": each.contiguous() for name, each in model.state_dict().items()}
+    safetensors.torch.save_file(tensors, path)
+    take_apart(open_starvla(folder), tmp_path / "in")
+    (spec,) = load_service(tmp_path / "in" / "service.yaml").backbones.values()
+    assert spec.type == "qwen2_5_vl"
+    assert load_backbone(spec).hidden_dim == 64
+    put_together(tmp_path / "in" / "policy", tmp_path / "back", project="starvla")
+    assert filecmp.cmp(tmp_path / "back" / "checkpoints" / path.name, path, shallow=False)
 
 
 @pytest.mark.parametrize("name", ["smolvla", "pi05", "starvla_gr00t"])
