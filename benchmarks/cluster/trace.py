@@ -1,7 +1,7 @@
 """The four-tenant trace: one shared service against the same tenants run alone, on real Ray, Serve and simulators.
 
-``python -m benchmarks.cluster.trace --json out.json`` takes LIBERO and ManiSkill, and about 13 minutes; with
-``--quick`` it takes MuJoCo tasks, and a minute and a half.
+``python -m benchmarks.cluster.trace --json out.json`` takes LIBERO and ManiSkill, and some ten minutes; with
+``--quick`` it takes a MuJoCo task, and a minute.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 The whole trace takes the quick start's tenants with their real simulators (LIBERO, ManiSkill), shortened. The quick one
 takes a MuJoCo task of gymnasium, which starts in a second, and imitates made-up demonstrations: it shows the costs of
-sharing, not learning.
+sharing, not learning. Its trajectories always bring their features: it is over before it is measured whether that pays.
 """
 
 import json
@@ -107,7 +107,7 @@ def _quick_rl(name: str, seed: int, index: int) -> dict[str, Any]:
         "type": "rl",
         "algorithm": {"type": "ppo", "num_epochs": 4, "minibatch_size": 16},
         "environment": environment,
-        "rollout": {"episodes_per_iteration": 4, "max_staleness": 1},
+        "rollout": {"episodes_per_iteration": 4, "max_staleness": 1, "ship_features": "always"},
         "num_iterations": 2,
     }
     return {"tenant": name, "seed": 1000 * seed + index, "policy": policy, "workloads": [workload]}
