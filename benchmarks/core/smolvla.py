@@ -22,9 +22,9 @@ from benchmarks.core.world import Trainer
 from benchmarks.environment import ROOT
 from benchmarks.harness import Benchmark, Measured, Options, Row, Study, clock_for, measure_paired
 from joynexus.models.backbone import Backbone, load_backbone
-from joynexus.specs.backbone import SmolVlmBackboneSpec
 from joynexus.specs.tenant import ActionSpec, ObservationSpec, PolicySpec
 from joynexus.specs.vla_modules import SmolVlaModuleSpec
+from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec
 from joynexus.training.optimizer import Moments
 from joynexus.types import Observation, TrainingBatch
 

@@ -17,9 +17,10 @@ from joynexus.specs.action_module import (
     OftModuleSpec,
 )
 from joynexus.specs.algorithm import OptimizerSpec
-from joynexus.specs.backbone import BackboneSpec, SmolVlmBackboneSpec
+from joynexus.specs.backbone import BackboneSpec
 from joynexus.specs.service import PrefixStoreSpec, TrainingSpec
 from joynexus.specs.tenant import ActionSpec, ObservationSpec, PolicySpec
+from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec
 from joynexus.training.engine import TrainingEngine
 from joynexus.training.optimizer import Moments
 from joynexus.types import Arrays, Loss, Observation, TrainingBatch, TrainingCall, TrainingResult

@@ -1,14 +1,11 @@
 """Backbones: the frozen, shared vision-language models."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from joynexus.specs.base import Component
 from joynexus.specs.registry import OneOf
-
-if TYPE_CHECKING:
-    from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec as SmolVlmBackboneSpec  # noqa: PLC0414  # offered from here too
 
 
 class BackboneSpec(Component):
@@ -101,12 +98,3 @@ class LiteBackboneSpec(BackboneSpec):
 
 AnyBackbone = Annotated[BackboneSpec, OneOf("backbones")]
 """Any registered backbone, by ``type``."""
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401  # a class
-    """Give the name that lived here before the families had a module of their own, which imports this one."""
-    if name == "SmolVlmBackboneSpec":
-        from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec  # noqa: PLC0415  # it imports this module
-
-        return SmolVlmBackboneSpec
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

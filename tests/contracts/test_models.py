@@ -10,10 +10,11 @@ from joynexus.models.action_module import masked_row_mean
 from joynexus.models.action_modules.oft import OftModule
 from joynexus.models.backbones.smolvlm import SmolVlmBackbone
 from joynexus.specs.action_module import FlowMatchingModuleSpec, GaussianModuleSpec, OftModuleSpec
-from joynexus.specs.backbone import LiteBackboneSpec, SmolVlmBackboneSpec
+from joynexus.specs.backbone import LiteBackboneSpec
 from joynexus.specs.more_modules import DiffusionModuleSpec, DiscreteTokensModuleSpec
 from joynexus.specs.registry import component_types
 from joynexus.specs.vla_modules import Gr00tModuleSpec, Pi0ModuleSpec, Pi05ModuleSpec, SmolVlaModuleSpec
+from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec
 from joynexus.testing.action_module_contracts import check_action_module
 from joynexus.testing.adapter_contracts import check_adapters
 from joynexus.testing.model_contracts import check_backbone

@@ -3,9 +3,10 @@ import sys
 
 import pytest
 
-from joynexus.specs.backbone import LiteBackboneSpec, SmolVlmBackboneSpec
+from joynexus.specs.backbone import LiteBackboneSpec
 from joynexus.specs.signature import canonical_json, layout_differences, prefix_layout
 from joynexus.specs.tenant import ObservationSpec
+from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec
 
 PINNED = "7a4d2bcee4fe9a7b45acbeedbde94b62f575190089e7443d98b25e2a0eed4dd1"
 """Changes only on purpose: with it, features and checkpoints of older versions no longer fit."""

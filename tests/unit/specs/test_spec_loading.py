@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from joynexus.errors import SpecError
 from joynexus.specs.action_module import FlowMatchingModuleSpec, GaussianModuleSpec, OftModuleSpec
 from joynexus.specs.algorithm import OptimizerSpec, PpoSpec, ScheduleSpec
-from joynexus.specs.backbone import LiteBackboneSpec, SmolVlmBackboneSpec
+from joynexus.specs.backbone import LiteBackboneSpec
 from joynexus.specs.base import Resources
 from joynexus.specs.data import ManiSkillH5Spec
 from joynexus.specs.documents import read_documents, write_documents
@@ -25,6 +25,7 @@ from joynexus.specs.tenant import (
     SftSpec,
     TenantSpec,
 )
+from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec
 
 TENANT = """\
 tenant: pick-cube
