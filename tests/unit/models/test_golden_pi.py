@@ -1,6 +1,6 @@
 """π0 and π0.5 against LeRobot's own code, from its checkpoints: see ``tests/golden/README.md`` of each folder.
 
-Both key layouts of π0 are read. Every stage is compared: pixels, prompts, tokens, prefix, suffix, velocity, loss,
+Both key layouts are read. Every stage is compared: pixels, prompts, tokens, prefix, suffix, velocity, loss,
 gradients, and each step of the sampling.
 """
 
@@ -76,12 +76,22 @@ def lerobot_folder(name, place):
     """The checkpoint as people have it; the other layout's has the same files beside its weights."""
     family = name.split("-")[0]
     shutil.copytree(GOLDEN / family, place, ignore=shutil.ignore_patterns("checkpoint_*", "inputs.*", "expected.*"))
-    if name != family:
-        shutil.copy(GOLDEN / family / "checkpoint_without_prefix" / "model.safetensors", place)
+    other = GOLDEN / family / "checkpoint_without_prefix" / "model.safetensors"
+    if name != family and other.exists():
+        shutil.copy(other, place)
+    elif name != family:
+        save_file(without_prefix(load_file(place / "model.safetensors")), place / "model.safetensors")
     return place
 
 
-@pytest.fixture(scope="module", params=["pi0", "pi0-without-prefix", "pi05"])
+def without_prefix(tensors):
+    """The other layout, as π0's golden folder has it: no leading ``model.``, the embedding under the head's name."""
+    bare = {name.removeprefix("model."): each for name, each in tensors.items()}
+    (embedding,) = (name for name in bare if name.endswith("embed_tokens.weight"))
+    return bare | {"paligemma_with_expert.paligemma.lm_head.weight": bare.pop(embedding)}
+
+
+@pytest.fixture(scope="module", params=["pi0", "pi0-without-prefix", "pi05", "pi05-without-prefix"])
 def golden(request, tmp_path_factory):
     place, family = tmp_path_factory.mktemp(request.param), request.param.split("-")[0]
     imported = open_lerobot(lerobot_folder(request.param, place / "checkpoint"))
