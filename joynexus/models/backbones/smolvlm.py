@@ -2,11 +2,9 @@
 
 The weights are those of transformers' own class; the language layers are driven by hand, as SmolVLA does (Shukor et
 al. 2025, https://arxiv.org/abs/2506.01844): image and language tokens see each other in both directions, padding is
-masked, and the position of a token is the number of real tokens before it. Driving the layers also keeps K/V in our
-own tensors and lets a tenant's tokens through the frozen layers with gradient (:meth:`SmolVlmBackbone.extend`).
+masked, and the position of a token is the number of real tokens before it.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,19 +15,16 @@ from transformers import SmolVLMModel
 
 from joynexus.errors import SpecError
 from joynexus.models.adapters import linear_layers
-from joynexus.models.backbone import Backbone
-from joynexus.models.backbones.decoder import run_layers
+from joynexus.models.backbones.bidirectional import BidirectionalVlm
 from joynexus.models.backbones.pretrained import build_model
-from joynexus.models.chunks import FixedChunks, Rows, rows_that_pay
 from joynexus.models.images import resize_with_pad
-from joynexus.models.prefix import PrefixBatch, PrefixFeatures
 from joynexus.models.rotary import rotary_angles
 from joynexus.models.tokens import PromptTable
 from joynexus.specs.backbone import BackboneSpec
 from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec
 
 
-class SmolVlmBackbone(Backbone):
+class SmolVlmBackbone(BidirectionalVlm):
     """SmolVLM without its language-model head."""
 
     def __init__(self, spec: SmolVlmBackboneSpec, model: SmolVLMModel, prompts: PromptTable) -> None:
@@ -40,30 +35,17 @@ class SmolVlmBackbone(Backbone):
             model: transformers' model, in the dtype of the spec; its language layers are cut to ``num_layers``.
             prompts: The model's tokenizer.
         """
-        super().__init__()
-        self.spec = spec
-        self._positions = spec.positions
-        self._rope_base, self._pad_to = spec.rope_base, spec.pad_prefix_to or 0
         parts: Any = model
         config, text = parts.config, parts.text_model
+        side = int(config.vision_config.image_size)
+        per_image = (side // int(config.vision_config.patch_size) // config.scale_factor) ** 2
+        super().__init__(spec, text, prompts, image_side=side, tokens_per_image=per_image)
         self._vision: Any = parts.vision_model
         self._connector: Any = parts.connector
-        self._embed: Any = text.embed_tokens
-        self._layers: Any = text.layers[: spec.num_layers]
-        self._norm: Any = text.norm
-        self._rotary: Any = text.rotary_emb
-        self._prompts = prompts
+        self._positions = spec.positions
+        self._rope_base, self._pad_to = spec.rope_base, spec.pad_prefix_to or 0
         self._image_frame = _image_frame(prompts) if spec.image_special_tokens else None
-        self._chunks = FixedChunks(self._encode_chunk, spec.chunk_size)
-        self._image_side = int(config.vision_config.image_size)
-        self._tokens_per_image = (self._image_side // int(config.vision_config.patch_size) // config.scale_factor) ** 2
-        self.hidden_dim = int(config.text_config.hidden_size)
         self._scale = self.hidden_dim**0.5 if spec.embedding_scale == "sqrt_dim" else None
-        heads, head_dim = int(config.text_config.num_key_value_heads), int(self._layers[0].self_attn.head_dim)
-        self.kv_shape = (len(self._layers), heads, head_dim)
-        self.num_heads = int(config.text_config.num_attention_heads)
-        self.num_encoded = 0
-        self.num_forwards = 0
 
     @classmethod
     def load(cls, spec: BackboneSpec, device: torch.device) -> "SmolVlmBackbone":
@@ -94,66 +76,9 @@ class SmolVlmBackbone(Backbone):
         del image_size  # every frame is resized to the vision tower's own size
         return self._positions(num_cameras, self._tokens_per_image, num_tokens)
 
-    def tokenize(self, prompts: Sequence[str], max_tokens: int) -> tuple[Int64[Tensor, "b l"], Bool[Tensor, "b l"]]:
-        """Turn prompts into token ids and mask; see :meth:`Backbone.tokenize`."""
-        return self._prompts.rows(prompts, max_tokens)
-
-    @torch.no_grad()
-    def prefix(self, batch: PrefixBatch, signature: str) -> PrefixFeatures:
-        """Encode rows of one signature, in chunks of ``spec.chunk_size`` rows, fewer for long prefixes on a CPU."""
-        length = self.prefix_length(batch.images.shape[1], (0, 0), batch.tokens.shape[1])
-        answer = self._chunks.run(
-            (batch.images, batch.image_mask, batch.tokens, batch.token_mask),
-            max_rows=rows_that_pay(length, self.device),
-        )
-        self.num_encoded += len(batch)
-        self.num_forwards = self._chunks.num_forwards
-        layers = len(self._layers)
-        hidden, pad, keys, values = answer[0], answer[1], answer[2 : 2 + layers], answer[2 + layers :]
-        return PrefixFeatures(hidden=hidden, pad=pad, keys=keys, values=values, signature=signature)
-
-    def extend(self, prefix: PrefixFeatures, tokens: Float[Tensor, "b m d"]) -> PrefixFeatures:
-        """Push a tenant's tokens through the frozen layers behind a cached prefix; see :meth:`Backbone.extend`."""
-        count = tokens.shape[1]
-        num_valid = (~prefix.pad).sum(dim=1, keepdim=True)
-        positions = num_valid + torch.arange(count, device=tokens.device)
-        valid = torch.cat([~prefix.pad, prefix.pad.new_ones(len(prefix), count)], dim=1)
-        hidden, keys, values = self._run_layers(
-            tokens.to(prefix.hidden.dtype), positions, valid, past=(prefix.keys, prefix.values)
-        )
-        return prefix.grow(hidden, keys, values)
-
     def pixels(self, images: UInt8[Tensor, "n h w 3"]) -> Float[Tensor, "n 3 s s"]:
         """Turn frames of one size into what the vision tower sees, in float32."""
         return resize_with_pad(images, self._image_side)
-
-    def _encode_chunk(self, rows: Rows) -> Rows:
-        """Encode images, camera masks, token ids and token masks to hidden states, padding, K and V per layer."""
-        images, image_mask, tokens, token_mask = rows
-        pixels: Tensor | None = None
-        if images.shape[1]:
-            side = self._image_side
-            pixels = self.pixels(images.flatten(0, 1)).view(*images.shape[:2], 3, side, side)
-        return self.encode_pixels(pixels, image_mask, tokens, token_mask)
-
-    def encode_pixels(
-        self,
-        pixels: Float[Tensor, "b c 3 s s"] | None,
-        image_mask: Bool[Tensor, "b c"],
-        tokens: Int64[Tensor, "b l"],
-        token_mask: Bool[Tensor, "b l"],
-    ) -> Rows:
-        """Encode a chunk of rows whose frames are pixels already.
-
-        Returns:
-            Hidden states after the final norm, padding, and K and V per layer.
-        """
-        embedded, valid = self.embed(pixels, image_mask, tokens, token_mask)
-        # A row with nothing to see attends to its padding: softmax over an empty set is NaN.
-        attended = valid | ~valid.any(dim=1, keepdim=True)
-        positions = (attended.cumsum(dim=1) - 1).clamp(min=0)
-        hidden, keys, values = self._run_layers(embedded, positions, attended, past=((), ()))
-        return (hidden, ~valid, *keys, *values)
 
     def embed(
         self,
@@ -191,27 +116,10 @@ class SmolVlmBackbone(Backbone):
     def _scaled(self, embedded: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         return embedded if self._scale is None else embedded * self._scale
 
-    def _run_layers(
-        self,
-        hidden: Float[Tensor, "b q d"],
-        positions: Int64[Tensor, "b q"],
-        valid: Bool[Tensor, "b k"],
-        *,
-        past: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
-    ) -> tuple[Float[Tensor, "b q d"], tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Run the decoder layers over ``q`` tokens that see all valid ones of ``k`` = past + ``q``.
-
-        Returns:
-            Hidden states after the final norm, and K (after rotary embedding) and V of past and new tokens per layer.
-        """
-        rotary = self._cos_sin(hidden, positions)
-        hidden, keys, values = run_layers(self._layers, hidden, rotary, valid, *past)
-        return self._norm(hidden), keys, values
-
-    def _cos_sin(self, hidden: Float[Tensor, "b q d"], positions: Int64[Tensor, "b q"]) -> tuple[Tensor, Tensor]:
+    def _angles(self, hidden: Float[Tensor, "b q d"], positions: Int64[Tensor, "b q"]) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the rotary embedding [b q e]; in float32 where the spec gives its base."""
         if self._rope_base is None:
-            return self._rotary(hidden, positions)
+            return super()._angles(hidden, positions)
         cos, sin = rotary_angles(positions, self.kv_shape[2], base=self._rope_base)
         return cos[:, 0], sin[:, 0]
 

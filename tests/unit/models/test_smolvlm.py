@@ -37,7 +37,7 @@ def test_layers_driven_by_hand_equal_the_library(library_model):
     theirs = library_model.text_model(
         inputs_embeds=embedded, attention_mask=mask, position_ids=positions, use_cache=True
     )
-    hidden, keys, values = backbone._run_layers(embedded, positions, valid, past=((), ()))
+    hidden, keys, values = backbone._run(embedded, positions, valid, (), ())
     assert torch.allclose(hidden[valid], theirs.last_hidden_state[valid], atol=1e-5)
     for index, layer in enumerate(theirs.cache.layers):
         assert torch.allclose(keys[index].transpose(1, 2)[valid], layer.keys.transpose(1, 2)[valid], atol=1e-5)
@@ -58,7 +58,7 @@ def test_extending_a_cached_prefix_equals_one_joint_pass(library_model):
         count = int(valid.sum())
         positions = torch.arange(count, count + 2)[None]
         seen = torch.ones(1, count + 2, dtype=torch.bool)
-        joint, _, _ = backbone._run_layers(tokens[row : row + 1], positions, seen, past=(keys, values))
+        joint, _, _ = backbone._run(tokens[row : row + 1], positions, seen, keys, values)
         assert torch.allclose(joint[0], extended[row], atol=1e-5)
     swapped = backbone.extend(prefix, tokens.flip(1)).hidden[:, prefix.length :]
     assert not torch.allclose(swapped.flip(1), extended, atol=1e-3), "a token's place does not matter"
