@@ -161,7 +161,7 @@ def _backbone_spec(dtype: str, side: int, seed: int) -> SmolVlmBackboneSpec:
     )
 
 
-def _trainer(backbone: Backbone, tenants: int, moments: Moments, seed: int, *, side: int = SIDE) -> Trainer:
+def _trainer(backbone: Backbone, tenants: int, moments: Moments, seed: int, *, side: int) -> Trainer:
     seen = ObservationSpec(cameras=("front",), image_size=(side, side), state_dim=STATE_DIM, max_prompt_tokens=TOKENS)
     policy = PolicySpec(
         backbone=world.BACKBONE,
@@ -193,7 +193,7 @@ def _difference(backbone: Backbone, moments: Moments, seed: int) -> float:
     """Return how far the first of two tenants is, after a step together, from itself alone."""
     found: list[dict[str, Any]] = []
     for tenants in (2, 1):
-        trainer = _trainer(backbone, tenants, moments, seed)
+        trainer = _trainer(backbone, tenants, moments, seed, side=SIDE)
         trainer.step({name: _batch(SIDE, seed + index) for index, name in enumerate(trainer.tenants)})
         found.append(trainer.parameters("tenant0"))
     return max(float(np.abs(found[0][name] - found[1][name]).max()) for name in found[0])

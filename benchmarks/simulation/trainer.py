@@ -17,7 +17,7 @@ from joynexus.scheduling.grouping import GroupChooser, Head
 from joynexus.types import LaneItem
 
 CONSUMER = "trainer"
-FIRST_ITEM_S = 0.5
+FIRST_ITEM_S = 0.1
 """How long one gather waits for a first item; the TrainingActor's number."""
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.core import experience, group_forward, memory, prefix_reuse, world
+from benchmarks.core import experience, group_forward, memory, prefix_reuse, smolvla, world
 from benchmarks.core.group_forward import Point
 from benchmarks.core.kv_expert import KvExpertSpec
 from benchmarks.core.world import SHORT, Scene, Trainer
@@ -116,3 +116,20 @@ def test_memory_counts_a_worker() -> None:
     assert found["module"] > 0
     assert found["accounted"] == found["backbone"] + 2 * 5 * found["module"]
     assert found["difference"] <= 1e-6
+
+
+def test_smolvla_tenants_are_measured_together_and_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = smolvla.CONFIG["text_config"] | {"vocab_size": 264, "hidden_size": 48, "intermediate_size": 64}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16}
+    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"scale_factor": 2, "text_config": text, "vision_config": {**vision, "patch_size": 16}}
+    monkeypatch.setattr(smolvla, "CONFIG", config)
+    monkeypatch.setattr(smolvla, "LAYERS", 2)
+    monkeypatch.setattr(smolvla, "SIDE", 64)
+    found = smolvla.occupy((2, "float32", "bfloat16"), Options())
+    assert found["difference"] == 0.0
+    assert 0 < found["resident"] <= found["peak"]
+    assert found["grouped"] > 0
+    assert found["one_by_one"] > 0
+    assert found["backbone"] > 0
+    assert found["module"] > 0
