@@ -2,8 +2,9 @@
 
     python -m benchmarks.core.smolvla [--device cuda] [--quick] [--json OUT] [--page MD]
 
-The backbone has the sizes of SmolVLM2-500M cut to 16 layers, as SmolVLA cuts it, in bfloat16. Each tenant's expert has
-SmolVLA's own size, about 100 M parameters in float32, with AdamW's moments in bfloat16.
+The backbone is SmolVLM2-500M cut to 16 layers, as SmolVLA cuts it, which leaves 0.30 B parameters; or the same with
+wider MLPs, so that the 16 layers hold 0.50 B. Each tenant's expert has SmolVLA's own size, about 100 M parameters in
+float32.
 """
 
 import argparse
@@ -28,6 +29,8 @@ from joynexus.specs.vlm_backbones import SmolVlmBackboneSpec
 from joynexus.training.optimizer import Moments
 from joynexus.types import Observation, TrainingBatch
 
+Case = tuple[int, str, str, Moments]
+"""Tenants, size of the backbone, type of the backbone, type of the moments."""
 GIB = 2**30
 LAYERS = 16
 STATE_DIM, ACTION_DIM, HORIZON, TOKENS = 8, 7, 50, 48
@@ -39,7 +42,6 @@ CONFIG: dict[str, Any] = {
         "model_type": "llama",
         "vocab_size": 49280,
         "hidden_size": 960,
-        "intermediate_size": 2560,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": 15,
         "num_key_value_heads": 5,
@@ -55,14 +57,21 @@ CONFIG: dict[str, Any] = {
     },
 }
 """SmolVLM2-500M's, with the layers that SmolVLA keeps."""
-CASES: tuple[tuple[int, str, Moments], ...] = (
-    (1, "bfloat16", "bfloat16"),
-    (8, "bfloat16", "bfloat16"),
-    (8, "bfloat16", "float32"),
-    (8, "float32", "float32"),
+WIDTHS = {"0.3 B": 2560, "0.5 B": 6912}
+"""Of the layers' MLPs, for the backbone's number of parameters: SmolVLM2-500M's own, and one that makes up for the
+layers that were cut. Keys, values and hidden states, which the experts read, are of one size."""
+CASES: tuple[Case, ...] = (
+    (1, "0.5 B", "bfloat16", "bfloat16"),
+    (8, "0.5 B", "bfloat16", "bfloat16"),
+    (8, "0.3 B", "bfloat16", "bfloat16"),
+    (8, "0.5 B", "bfloat16", "float32"),
+    (8, "0.5 B", "float32", "float32"),
 )
-"""Tenants, type of the backbone, type of the moments."""
 NOTES = (
+    (
+        "*0.3 B* is SmolVLM2-500M as SmolVLA cuts it; *0.5 B* has wider MLPs in its 16 layers. Random weights. A "
+        "tenant's expert has 99.9 M parameters."
+    ),
     (
         "*resident* and *peak* are of the whole process, Python and its libraries included, peak with all that a step "
         "takes for a moment. *isolated* is the process with one tenant, times the number of tenants."
@@ -79,22 +88,23 @@ NOTES = (
 def measure(options: Options) -> Measured:
     """Measure each case in a fresh process."""
     found = {case: _in_process(case, options) for case in (CASES[1:2] if options.quick else CASES)}
-    alone = found.get(CASES[0])
+    alone, like = found.get(CASES[0]), CASES[0][1:]
     rows: list[Row] = [
         {
             "tenants": tenants,
+            "parameters": size,
             "backbone": dtype,
             "moments": moments,
             "backbone GiB": each["backbone"] / GIB,
             "one module GiB": each["module"] / GIB,
             "resident GiB": each["resident"] / GIB,
             "peak GiB": each["peak"] / GIB,
-            "isolated GiB": tenants * alone["resident"] / GIB if alone and (dtype, moments) == CASES[0][1:] else None,
+            "isolated GiB": tenants * alone["resident"] / GIB if alone and (size, dtype, moments) == like else None,
             "step, grouped s": each["grouped"],
             "step, one by one s": each["one_by_one"],
             "one by one over grouped": each["ratio"],
         }
-        for (tenants, dtype, moments), each in found.items()
+        for (tenants, size, dtype, moments), each in found.items()
     ]
     eight = found[CASES[1]]
     return Measured(
@@ -112,7 +122,7 @@ def measure(options: Options) -> Measured:
     )
 
 
-def _in_process(case: tuple[int, str, str], options: Options) -> dict[str, float]:
+def _in_process(case: Case, options: Options) -> dict[str, float]:
     if options.device == "cuda":
         return occupy(case, options)
     command = [sys.executable, "-m", "benchmarks.core.smolvla", "--worker", ",".join(map(str, case))]
@@ -123,12 +133,12 @@ def _in_process(case: tuple[int, str, str], options: Options) -> dict[str, float
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def occupy(case: tuple[int, str, Any], options: Options) -> dict[str, float]:
+def occupy(case: Case, options: Options) -> dict[str, float]:
     """Train some tenants together and one by one, and tell bytes and seconds by name."""
-    tenants, dtype, moments = case
+    tenants, size, dtype, moments = case
     torch.set_num_threads(options.threads)
     side = QUICK_SIDE if options.quick else SIDE
-    backbone = load_backbone(_backbone_spec(dtype, side, options.seed), options.device)
+    backbone = load_backbone(_backbone_spec(size, dtype, side, options.seed), options.device)
     trainer = _trainer(backbone, tenants, moments, options.seed, side=side)
     batches = {name: _batch(side, options.seed + index) for index, name in enumerate(trainer.tenants)}
     if not options.quick:
@@ -153,8 +163,11 @@ def occupy(case: tuple[int, str, Any], options: Options) -> dict[str, float]:
     }
 
 
-def _backbone_spec(dtype: str, side: int, seed: int) -> SmolVlmBackboneSpec:
-    config = CONFIG | {"vision_config": CONFIG["vision_config"] | {"image_size": side}}
+def _backbone_spec(size: str, dtype: str, side: int, seed: int) -> SmolVlmBackboneSpec:
+    config = CONFIG | {
+        "text_config": CONFIG["text_config"] | {"intermediate_size": WIDTHS[size]},
+        "vision_config": CONFIG["vision_config"] | {"image_size": side},
+    }
     return SmolVlmBackboneSpec.model_validate(
         {"init": "random", "config": config, "seed": seed, "dtype": dtype, "chunk_size": 8}
         | {"embedding_scale": "sqrt_dim", "rope_base": 10000.0}
@@ -199,9 +212,13 @@ def _difference(backbone: Backbone, moments: Moments, seed: int) -> float:
     return max(float(np.abs(found[0][name] - found[1][name]).max()) for name in found[0])
 
 
+def _moments(name: str) -> Moments:
+    return "bfloat16" if name == "bfloat16" else "float32"
+
+
 def _draw(result: Benchmark, figure: Any) -> None:  # noqa: ANN401  # matplotlib's Figure
     rows: Sequence[Row] = next(iter(result.tables.values()))
-    names = [f"{row['tenants']} x\n{row['backbone']}\nmoments {row['moments']}" for row in rows]
+    names = [f"{row['tenants']} x\n{row['parameters']}\n{row['backbone']}\nmoments {row['moments']}" for row in rows]
     left, right = figure.subplots(1, 2)
     left.bar(names, [float(row["peak GiB"] or 0) for row in rows], color="tab:blue", label="peak")
     left.bar(names, [float(row["resident GiB"] or 0) for row in rows], color="tab:cyan", width=0.5, label="resident")
@@ -225,8 +242,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 STUDY = Study(
     name="core/smolvla",
     title="SmolVLA tenants on a SmolVLM of the real size",
-    question="How much memory do eight SmolVLA tenants take on one random SmolVLM2-500M (16 layers, bfloat16), and how "
-    "long is their training step, grouped and one by one?",
+    question="How much memory do eight SmolVLA tenants take on one random SmolVLM of 16 layers and 0.5 B parameters in "
+    "bfloat16, and how long is their training step, grouped and one by one?",
     measure=measure,
     draw=_draw,
     add_options=_add_options,
@@ -239,8 +256,8 @@ def main() -> int:
     worker = options.extra["worker"]
     if worker is None:
         return STUDY.main()
-    tenants, dtype, moments = str(worker).split(",")
-    print(json.dumps(occupy((int(tenants), dtype, moments), options)))
+    tenants, size, dtype, moments = str(worker).split(",")
+    print(json.dumps(occupy((int(tenants), size, dtype, _moments(moments)), options)))
     return 0
 
 

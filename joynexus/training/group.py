@@ -84,8 +84,8 @@ class Member:
 class Computed:
     """What a tenant's part came to, before anything of it takes effect."""
 
-    gradient: Mapping[str, Tensor]
-    """Of the *sum* of the row losses, each times its weight, by parameter name."""
+    gradient: dict[str, Tensor]
+    """Of the *sum* of the row losses, each times its weight, by parameter name; emptied when it takes effect."""
     rows: int
     weight: float
     """Sum of the rows' weights; their number where all count alike."""

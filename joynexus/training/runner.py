@@ -203,9 +203,11 @@ def _take_effect(member: Member, computed: Computed | JoyNexusError | None) -> d
     if isinstance(computed, JoyNexusError):
         return computed
     state, call = member.state, member.queued.call
-    accumulated, metrics = state.accumulated, dict[str, float]()
-    if computed is not None:
-        accumulated = accumulated.plus(computed.gradient, computed.rows, computed.weight)
+    metrics = dict[str, float]()
+    if computed is None:
+        accumulated = state.accumulated.plus({}, rows=0, weight=0.0)
+    else:
+        accumulated = state.accumulated.plus(computed.gradient, computed.rows, computed.weight)
         metrics.update(computed.metrics)
     try:
         if call.optimizer is not None:

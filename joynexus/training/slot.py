@@ -6,7 +6,6 @@ overtaken by ``load_state``, has changed nothing. A checkpoint taken at any time
 
 import hashlib
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -34,22 +33,27 @@ class Accumulated:
     Dividing at the step, by the weight of all rows, makes micro-batches of any sizes weigh as much as their union.
     """
 
-    gradient: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """By parameter name; without those that no loss has reached. Never changed in place."""
+    gradient: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """By parameter name; without those that no loss has reached. The tensors are never changed in place."""
     rows: int = 0
     weight: float = 0.0
     """The number of rows, where all count alike."""
 
-    def plus(self, gradient: Mapping[str, Tensor], rows: int, weight: float) -> "Accumulated":
-        """Return the sum, leaving this one as it is."""
+    def plus(self, gradient: dict[str, Tensor], rows: int, weight: float) -> "Accumulated":
+        """Return the sum, leaving this one as it is; the gradient that is added is consumed, tensor by tensor."""
         total = dict(self.gradient)
-        for name, more in gradient.items():
+        for name in list(gradient):
+            more = gradient.pop(name)
             total[name] = total[name] + more if name in total else more
         return Accumulated(gradient=total, rows=self.rows + rows, weight=self.weight + weight)
 
-    def mean(self) -> dict[str, Tensor]:
-        """Return the gradient of the mean over rows, as tensors of its own."""
-        return {name: each / self.weight for name, each in self.gradient.items()}
+    def take_mean(self) -> dict[str, Tensor]:
+        """Turn the sum into the gradient of the mean over rows; this one holds no gradient any more.
+
+        Each tensor of the sum is let go before the next is divided, so that both are never held at once. None is
+        divided in place: autograd may give one tensor for two parameters, or a view of a smaller one.
+        """
+        return {name: self.gradient.pop(name) / self.weight for name in list(self.gradient)}
 
 
 class TrainableState:
@@ -80,7 +84,8 @@ class TrainableState:
         """Make one optimizer step, and forget the accumulated gradient.
 
         Args:
-            accumulated: The gradient to apply; without rows the step is skipped and not counted.
+            accumulated: The gradient to apply, which is consumed, whether the step succeeds or not, and so must be
+                nobody else's, as what :meth:`Accumulated.plus` gives. Without rows the step is skipped and not counted.
             spec: Optimizer of this step.
             schedule_steps: Length of the schedule where the spec leaves it open.
 
@@ -92,7 +97,7 @@ class TrainableState:
         """
         lr = learning_rate(spec, self.schedule_step, schedule_steps)
         skipped = accumulated.rows == 0
-        norm = 0.0 if skipped else self.optimizer.step(accumulated.mean(), spec, lr)
+        norm = 0.0 if skipped else self.optimizer.step(accumulated.take_mean(), spec, lr)
         self.accumulated = Accumulated()
         if not skipped:
             self.optimizer_steps += 1

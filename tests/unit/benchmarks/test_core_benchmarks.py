@@ -119,14 +119,15 @@ def test_memory_counts_a_worker() -> None:
 
 
 def test_smolvla_tenants_are_measured_together_and_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = smolvla.CONFIG["text_config"] | {"vocab_size": 264, "hidden_size": 48, "intermediate_size": 64}
+    text = smolvla.CONFIG["text_config"] | {"vocab_size": 264, "hidden_size": 48}
     text |= {"num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16}
     vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = {"scale_factor": 2, "text_config": text, "vision_config": {**vision, "patch_size": 16}}
     monkeypatch.setattr(smolvla, "CONFIG", config)
     monkeypatch.setattr(smolvla, "LAYERS", 2)
     monkeypatch.setattr(smolvla, "SIDE", 64)
-    found = smolvla.occupy((2, "float32", "bfloat16"), Options())
+    monkeypatch.setattr(smolvla, "WIDTHS", {"tiny": 64})
+    found = smolvla.occupy((2, "tiny", "float32", "bfloat16"), Options())
     assert found["difference"] == 0.0
     assert 0 < found["resident"] <= found["peak"]
     assert found["grouped"] > 0
