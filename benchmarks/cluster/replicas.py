@@ -14,6 +14,7 @@ from joynexus.types import ActionChunk, PredictRequest
 
 if TYPE_CHECKING:
     from joynexus.inference.engine import InferenceEngine
+    from joynexus.inference.interruption import Urgent
 
 
 def no_op_chunk(request: PredictRequest) -> ActionChunk:
@@ -39,9 +40,11 @@ class _Switched:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # the engine's own
         return getattr(self._engine, name)
 
-    def predict(self, requests: Sequence[PredictRequest]) -> list[ActionChunk | JoyNexusError]:
+    def predict(
+        self, requests: Sequence[PredictRequest], urgent: "Urgent | None" = None
+    ) -> list[ActionChunk | JoyNexusError]:
         """Act, or answer at once."""
-        return self._engine.predict(requests) if self.works else [no_op_chunk(request) for request in requests]
+        return self._engine.predict(requests, urgent) if self.works else [no_op_chunk(request) for request in requests]
 
 
 class MeasuredReplica(InferenceReplica):

@@ -89,7 +89,7 @@ class VirtualReplica(Executor):
         del kwargs
         requests: Sequence[PredictRequest] = args[0]
         answered: Future[Any] = Future()
-        self._gpu.start(self._charge(requests), lambda: answered.set_result(fn(requests)))
+        self._gpu.start(self._charge(requests), lambda: answered.set_result(fn(*args)))
         return answered
 
     def _charge(self, requests: Sequence[PredictRequest]) -> float:
@@ -113,7 +113,8 @@ class VirtualReplica(Executor):
         return seconds
 
 
-def _answers(requests: Sequence[PredictRequest]) -> list[ActionChunk]:
+def _answers(requests: Sequence[PredictRequest], urgent: object) -> list[ActionChunk]:
+    del urgent  # the simulated device is not interrupted
     return [_chunk()] * len(requests)
 
 

@@ -10,30 +10,45 @@
 The two columns share only the table of :mod:`joynexus.inference.policies`, which is read without a lock: a request
 takes its version when it is checked and keeps it to the end. An error fails the request that caused it: where a
 shared step fails, it is taken again for each request alone.
+
+A prediction may be interrupted between two layers for others' requests (:mod:`joynexus.scheduling.preemption`). What
+those come to is the same as by themselves, and so is what it comes to: nothing but local variables is half done there.
 """
 
 import logging
 import threading
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from joynexus.errors import JoyNexusError, ServiceError, TenantFailedError
+from joynexus.errors import JoyNexusError
 from joynexus.inference.encode_rates import EncodeRates
-from joynexus.inference.heads import HeadJob, act, check_seeds, check_state, to_chunk
-from joynexus.inference.policies import PolicyTable, ServedPolicy
+from joynexus.inference.heads import HeadJob, act, check_seeds, check_state
+from joynexus.inference.interruption import Pace, Urgent, visitor
+from joynexus.inference.parts import (
+    Part,
+    adapters_of,
+    answer_of,
+    backbone_failed,
+    cut_decision,
+    grouped,
+    join,
+    row_counts,
+    tenant_failed,
+)
+from joynexus.inference.policies import PolicyTable
 from joynexus.inference.stacks import HeadStacks
-from joynexus.models.action_module import Decision
-from joynexus.models.adapters import Adapter
+from joynexus.models.adapters import activated
 from joynexus.models.backbone import Backbone, load_backbone
+from joynexus.models.pauses import visited
 from joynexus.models.policy import encode, prefix_keys, prepare_prefix
-from joynexus.models.prefix import PrefixBatch, PrefixFeatures, to_arrays
+from joynexus.models.prefix import PrefixFeatures, to_arrays
 from joynexus.models.prefix_store import PrefixStore
 from joynexus.observability.device_clock import DeviceClock, device_cores, device_marks
-from joynexus.observability.engine_usage import EngineLedger, EngineUsage, RowCount
+from joynexus.observability.engine_usage import EngineLedger, EngineUsage
 from joynexus.observability.group_log import GroupColumns
 from joynexus.observability.idle_clock import IdleClock
 from joynexus.scheduling.cost import Measured
@@ -42,24 +57,6 @@ from joynexus.specs.service import InferenceSpec
 from joynexus.types import ActionChunk, PolicySnapshot, PredictRequest
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Part:
-    """One request on its way through a group."""
-
-    request: PredictRequest
-    served: ServedPolicy
-    prefix: PrefixBatch
-    keys: list[bytes]
-    features: PrefixFeatures | None = None
-    encoded: int = 0
-    """Rows that the backbone ran over because of this request."""
-    answer: ActionChunk | JoyNexusError | None = None
-
-    @property
-    def rows(self) -> int:
-        return len(self.keys)
 
 
 class InferenceEngine:
@@ -144,34 +141,48 @@ class InferenceEngine:
         """For the loop that drives the engine: to say why it does not."""
         return self._ledger.idle
 
-    def predict(self, requests: Sequence[PredictRequest]) -> list[ActionChunk | JoyNexusError]:
+    def predict(
+        self, requests: Sequence[PredictRequest], urgent: Urgent | None = None
+    ) -> list[ActionChunk | JoyNexusError]:
         """Act for a group of requests, best of one schema signature.
 
         Args:
             requests: Of any tenants and versions.
+            urgent: Requests that come meanwhile, and for which this prediction is interrupted; None: for nobody.
 
         Returns:
             One answer per request, in order: its chunk, or the error that this request alone has caused.
         """
-        with self._predicting, torch.no_grad(), self._ledger.idle.working(), self._clock.step():
-            prepared = [self._prepare(request) for request in requests]
-            parts = [each for each in prepared if isinstance(each, _Part)]
-            self._clock.takes_part(part.served.tenant for part in parts)  # they bear what nobody caused alone
-            kinds = [(part.served.parts.signature, part.served.policy.reuse_prefixes) for part in parts]
-            for group in _groups(parts, kinds):
-                self._encode(group)
-            encoded = [part for part in parts if part.answer is None]
-            versions = _groups(encoded, [(part.served, part.request.deterministic) for part in encoded])
-            for stack in self._stackable(versions):
-                self._act_together(stack)
-            if encoded:
-                self._ledger.record_group(_row_counts(encoded))
-            for part in encoded:
-                self._complete(part)
+        visit = None if urgent is None else visitor(urgent, self._run_aside, Pace(self._backbone.device))
+        with self._predicting, self._ledger.idle.working(), self._clock.step(), visited(visit):
+            answers = self._run(requests)
         self._forget_removed()
-        return [_answer(each) if isinstance(each, _Part) else each for each in prepared]
+        return answers
 
-    def _complete(self, part: _Part) -> None:
+    def _run_aside(self, requests: Sequence[PredictRequest]) -> list[ActionChunk | JoyNexusError]:
+        """Act for requests in the middle of others', and leave everything of those as it is."""
+        with visited(None), activated(None), self._clock.aside(request.tenant for request in requests):
+            return self._run(requests)
+
+    @torch.no_grad()
+    def _run(self, requests: Sequence[PredictRequest]) -> list[ActionChunk | JoyNexusError]:
+        prepared = [self._prepare(request) for request in requests]
+        parts = [each for each in prepared if isinstance(each, Part)]
+        self._clock.takes_part(part.served.tenant for part in parts)  # they bear what nobody caused alone
+        kinds = [(part.served.parts.signature, part.served.policy.reuse_prefixes) for part in parts]
+        for group in grouped(parts, kinds):
+            self._encode(group)
+        encoded = [part for part in parts if part.answer is None]
+        versions = grouped(encoded, [(part.served, part.request.deterministic) for part in encoded])
+        for stack in self._stackable(versions):
+            self._act_together(stack)
+        if encoded:
+            self._ledger.record_group(row_counts(encoded))
+        for part in encoded:
+            self._complete(part)
+        return [answer_of(each) if isinstance(each, Part) else each for each in prepared]
+
+    def _complete(self, part: Part) -> None:
         """Add to an answer what its rollout may ship, and what encoding it again would cost."""
         if not isinstance(part.answer, ActionChunk):
             return
@@ -182,7 +193,7 @@ class InferenceEngine:
                 features = to_arrays(part.features)
         part.answer = replace(part.answer, features=features, prefix_seconds=seconds)
 
-    def _prepare(self, request: PredictRequest) -> _Part | JoyNexusError:
+    def _prepare(self, request: PredictRequest) -> Part | JoyNexusError:
         try:
             served = self._policies.find(request.tenant, request.version)
             check_seeds(request)
@@ -194,24 +205,24 @@ class InferenceEngine:
             return error
         except Exception as error:
             log.exception("tenant %s: a request could not be prepared", request.tenant)
-            return _tenant_failed(request, error)
-        return _Part(request=request, served=served, prefix=prefix, keys=keys)
+            return tenant_failed(request, error)
+        return Part(request=request, served=served, prefix=prefix, keys=keys)
 
-    def _encode(self, group: list[_Part]) -> None:
+    def _encode(self, group: list[Part]) -> None:
         """Get the features of rows of one signature; the time goes to those who caused rows to be encoded."""
         with self._clock.shared("prefix") as span:
             self._encode_together(group)
-            span.split = {tenant: float(each.encoded) for tenant, each in _row_counts(group).items()}
+            span.split = {tenant: float(each.encoded) for tenant, each in row_counts(group).items()}
             if not any(span.split.values()):  # all were found: the time is that of the look-up
                 span.kind = "copy"
-                span.split = {tenant: float(each.samples) for tenant, each in _row_counts(group).items()}
+                span.split = {tenant: float(each.samples) for tenant, each in row_counts(group).items()}
 
-    def _encode_together(self, group: list[_Part]) -> None:
+    def _encode_together(self, group: list[Part]) -> None:
         keys, served = [key for part in group for key in part.keys], group[0].served
         store = self._store if served.policy.reuse_prefixes else None
         try:
             features, count = encode(
-                self._backbone, store, _join(group), keys, served.parts.signature, adapters=_adapters(group)
+                self._backbone, store, join(group), keys, served.parts.signature, adapters=adapters_of(group)
             )
         except Exception as error:
             if len(group) > 1:
@@ -221,7 +232,7 @@ class InferenceEngine:
                         self._encode_together([part])
                 return
             log.exception("tenant %s: the backbone failed on a request", group[0].served.tenant)
-            group[0].answer = _backbone_failed(group[0].request, error)
+            group[0].answer = backbone_failed(group[0].request, error)
             return
         start = 0
         for part in group:
@@ -230,22 +241,23 @@ class InferenceEngine:
             part.encoded = sum(count.encoded[start:stop])
             start = stop
 
-    def _stackable(self, versions: list[list[_Part]]) -> list[list[list[_Part]]]:
+    def _stackable(self, versions: list[list[Part]]) -> list[list[list[Part]]]:
         """Put rows of versions together whose modules may act as one stack."""
-        stacks: dict[Hashable, list[list[_Part]]] = {}
+        stacks: dict[Hashable, list[list[Part]]] = {}
         for group in versions:
             served, deterministic = group[0].served, group[0].request.deterministic
             key = self._heads.key(served) or served
             stacks.setdefault((key, deterministic), []).append(group)
         return list(stacks.values())
 
-    def _act_together(self, versions: list[list[_Part]]) -> None:
+    def _act_together(self, versions: list[list[Part]]) -> None:
         """Run the modules of several versions over their rows; where that fails, each by itself."""
         if len(versions) == 1:
             self._act(versions[0])
             return
-        with self._clock.shared("head_forward") as span:
-            rows = _row_counts([part for group in versions for part in group])
+        # A stack's slots are its own state: no other group may seat its versions there in the middle of a run.
+        with self._clock.shared("head_forward") as span, visited(None):
+            rows = row_counts([part for group in versions for part in group])
             span.split = {tenant: float(each.samples) for tenant, each in rows.items()}
             try:
                 decisions = self._heads.act([self._job(group) for group in versions])
@@ -253,17 +265,17 @@ class InferenceEngine:
                 log.warning("modules of %d versions failed (%r): each acts by itself", len(versions), error)
                 decisions = None
             for group, decision in zip(versions, decisions or [], strict=decisions is not None):
-                _cut(group, decision)
+                cut_decision(group, decision)
         if decisions is None:
             for group in versions:
                 self._act(group)
 
-    def _act(self, group: list[_Part]) -> None:
+    def _act(self, group: list[Part]) -> None:
         """Run the module of one policy version over all its rows."""
         served = group[0].served
         with self._clock.span(served.tenant, "head_forward"):
             try:
-                _cut(group, act(self._job(group)))
+                cut_decision(group, act(self._job(group)))
             except Exception as error:
                 if len(group) > 1:
                     log.warning("tenant %s: %d requests failed (%r): each alone now", served.tenant, len(group), error)
@@ -271,9 +283,9 @@ class InferenceEngine:
                         self._act([part])
                     return
                 log.exception("tenant %s, version %d: the module failed", served.tenant, served.version)
-                group[0].answer = _tenant_failed(group[0].request, error)
+                group[0].answer = tenant_failed(group[0].request, error)
 
-    def _job(self, group: list[_Part]) -> HeadJob:
+    def _job(self, group: list[Part]) -> HeadJob:
         state = np.concatenate([part.request.observation.state for part in group])
         return HeadJob(
             served=group[0].served,
@@ -291,68 +303,3 @@ class InferenceEngine:
                     self._heads.forget(self._removed.popleft())
             finally:
                 self._predicting.release()
-
-
-def _cut(group: Sequence[_Part], decision: Decision) -> None:
-    """Give every request of one version its own rows."""
-    start = 0
-    for part in group:
-        part.answer = to_chunk(decision, part.served, start, start + part.rows)
-        start += part.rows
-
-
-def _adapters(group: Sequence[_Part]) -> list[Adapter | None]:
-    """Return the adapter of every row."""
-    return [part.served.parts.adapter for part in group for _ in range(part.rows)]
-
-
-def _row_counts(parts: Sequence[_Part]) -> dict[str, RowCount]:
-    """Sum up by tenant what requests asked for, and where the features came from."""
-    counts: dict[str, RowCount] = {}
-    for part in parts:
-        rows = RowCount(samples=part.rows, encoded=part.encoded, reused=part.rows - part.encoded)
-        counts[part.served.tenant] = counts.get(part.served.tenant, RowCount()) + rows
-    return counts
-
-
-def _groups(parts: Sequence[_Part], keys: Sequence[Hashable]) -> list[list[_Part]]:
-    """Sort parts by their keys; groups, and the parts in them, keep their order."""
-    groups: dict[Hashable, list[_Part]] = {}
-    for part, key in zip(parts, keys, strict=True):
-        groups.setdefault(key, []).append(part)
-    return list(groups.values())
-
-
-def _join(group: Sequence[_Part]) -> PrefixBatch:
-    if len(group) == 1:
-        return group[0].prefix
-    return PrefixBatch(
-        images=torch.cat([part.prefix.images for part in group]),
-        image_mask=torch.cat([part.prefix.image_mask for part in group]),
-        tokens=torch.cat([part.prefix.tokens for part in group]),
-        token_mask=torch.cat([part.prefix.token_mask for part in group]),
-    )
-
-
-def _answer(part: _Part) -> ActionChunk | JoyNexusError:
-    assert part.answer is not None
-    return part.answer
-
-
-def _tenant_failed(request: PredictRequest, error: Exception) -> JoyNexusError:
-    if isinstance(error, JoyNexusError):
-        return error
-    return TenantFailedError(
-        f"tenant {request.tenant!r}: its policy failed on this request: {type(error).__name__}: {error}. "
-        "Compare the observation with the policy spec."
-    )
-
-
-def _backbone_failed(request: PredictRequest, error: Exception) -> JoyNexusError:
-    if isinstance(error, JoyNexusError):
-        return error
-    rows = len(request.observation)
-    return ServiceError(
-        f"tenant {request.tenant!r}: the backbone failed on {rows} rows: {type(error).__name__}: {error}. "
-        "Send fewer rows, or try again."
-    )

@@ -13,6 +13,7 @@ from joynexus.errors import InvalidBatchError, NonFiniteError
 from joynexus.inference.policies import ServedPolicy
 from joynexus.models.action_module import Decision
 from joynexus.models.adapters import adapting
+from joynexus.models.pauses import pause
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.models.stacked import rows_of
 from joynexus.types import ActionChunk, Array, PredictRequest
@@ -92,7 +93,11 @@ def act(job: HeadJob) -> Decision:
     Returns:
         The decision, with actions in the environment's units.
     """
-    return finish(job, [act_rows(job, rows) for rows in forwards(job)])
+    decisions: list[Decision] = []
+    for rows in forwards(job):
+        pause()
+        decisions.append(act_rows(job, rows))
+    return finish(job, decisions)
 
 
 def act_rows(job: HeadJob, rows: HeadRows) -> Decision:

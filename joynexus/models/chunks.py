@@ -17,6 +17,7 @@ from torch import Tensor
 
 from joynexus.models.adapted_rows import AdaptedRows, adapted_rows, rounds_alike
 from joynexus.models.adapters import Adapter, adapting
+from joynexus.models.pauses import pause
 
 Rows = tuple[Tensor, ...]
 """Tensors with one row per sample in their first axis."""
@@ -61,6 +62,7 @@ class FixedChunks:
     def _run(self, rows: Rows, full: int, adapted: AdaptedRows | None) -> Rows:
         parts: list[Rows] = []
         for start in range(0, len(rows[0]), full):
+            pause()
             chunk = tuple(each[start : start + full] for each in rows)
             real = len(chunk[0])
             kinds = [] if adapted is None else adapted.kinds(start, real)

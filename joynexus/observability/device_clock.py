@@ -4,6 +4,8 @@
         with clock.shared("prefix") as span:  what a group causes together: split by the weights set in span.split
         with clock.span(tenant, "backward"):  one tenant's own
 
+        with clock.aside(tenants):        other tenants' work, for which the step is put aside
+
 Spans may be nested; each moment belongs to the innermost one. On a GPU the marks between them are CUDA events, which
 are recorded and never waited for: a span is booked when its events have come to pass. On a CPU a mark is the CPU time
 of the engine's threads, so that a neighbour that takes the cores is not charged to anybody.
@@ -122,6 +124,19 @@ class DeviceClock:
             self._rest = []
             with self._lock:
                 self._pending.extend(part for part in parts if part[0].split)
+            self.settle()
+
+    @contextmanager
+    def aside(self, tenants: Iterable[str]) -> Generator[None]:
+        """Put the step aside for other tenants' work: they bear all of it, and none of the step."""
+        before, self._taking_part = self._taking_part, {}
+        root = Span("other", dict.fromkeys(tenants, 1.0))
+        self._enter(root)
+        try:
+            yield
+        finally:
+            self._exit()
+            self._taking_part = before
             self.settle()
 
     def takes_part(self, tenants: Iterable[str]) -> None:

@@ -7,7 +7,8 @@ is taken out before it is run, and a tenant with many requests gets its fair sha
 An idle engine waits for further requests only while that is expected to save more than it costs
 (:mod:`joynexus.scheduling.batching`), and never for longer than ``max_wait_ms``. So a request waits at most for the
 batch that runs when it comes, ``max_wait_ms``, and the batches that fairness puts before its own: none, where its
-tenant has had less than its share.
+tenant has had less than its share. A batch of nothing but floods is put aside for it
+(:mod:`joynexus.scheduling.preemption`).
 """
 
 import asyncio
@@ -15,55 +16,21 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from joynexus.errors import JoyNexusError, QueueClosedError, ServiceError, TenantFailedError, TenantNotFoundError
+from joynexus.queues.batcher_stats import BatchBook, BatcherStats
+from joynexus.queues.running_batch import Answer, Run, RunningBatch
 from joynexus.queues.waiting_room import Pending, Surplus, WaitingRoom
 from joynexus.scheduling.batching import Arrivals, ForwardCost, wait_until
 from joynexus.scheduling.cost import Measured
 from joynexus.scheduling.fairness import Priority
+from joynexus.scheduling.preemption import CROWD, Need, is_worth_it
 from joynexus.specs.service import InferenceSpec
 from joynexus.types import ActionChunk, PredictRequest
 
 log = logging.getLogger(__name__)
-
-Answer = ActionChunk | Exception
-"""What the engine gives per request."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatcherStats:
-    """What a batcher has done since it was made."""
-
-    batches: int
-    requests: int
-    """That were run, failed ones included."""
-    failed: int
-    """Answered with an error by the engine."""
-    cancelled: int
-    """Callers that gave up before their request was run."""
-    refused: int
-    """Turned away because too many rows waited."""
-    mean_requests: float
-    """Per batch."""
-    mean_tenants: float
-    """Per batch."""
-    mean_rows: float
-    """Per batch."""
-    mean_wait_s: float
-    """From a request's arrival to the start of its batch."""
-    mean_run_s: float
-    """Of a batch in the engine."""
-    no_data_s: float
-    """In which the engine had nothing to do."""
-    waiting_for_group_s: float
-    """In which requests waited for company though the engine was free."""
-    queued_requests: int
-    """Now."""
-    queued_rows: int
-    """Now."""
-
 
 STRETCH = 1.25
 """How much longer a batch may take for requests of a tenant that has many more than the others: those wait for the
@@ -87,7 +54,7 @@ class GroupBatcher:
 
     def __init__(
         self,
-        engine_run: Callable[[list[PredictRequest]], Sequence[Answer]],
+        engine_run: Callable[[list[PredictRequest], RunningBatch | None], Sequence[Answer]],
         signature_of: Callable[[str], str],
         spec: InferenceSpec,
         *,
@@ -98,7 +65,8 @@ class GroupBatcher:
         """Start idle.
 
         Args:
-            engine_run: Answers a batch of one schema signature, one answer per request; runs in ``executor``.
+            engine_run: Answers a batch of one schema signature, one answer per request; runs in ``executor``. Where it
+                is given a running batch, it asks that at its pauses whom to answer first.
             signature_of: A tenant's schema signature; raises ``TenantNotFoundError``.
             spec: Size of a batch, waiting time, bound of the queue.
             executor: Runs one batch at a time; None makes a thread for it.
@@ -117,11 +85,9 @@ class GroupBatcher:
         self._task: asyncio.Task[None] | None = None
         self._alarm: asyncio.Future[None] | None = None
         self._is_closed = False
-        self._sums = dict.fromkeys(("batches", "requests", "failed", "cancelled", "refused", "tenants", "rows"), 0)
-        self._wait_s = 0.0
-        self._run_s = 0.0
-        self._no_data_s = 0.0
-        self._group_s = 0.0
+        self._running: RunningBatch | None = None
+        self._need = Need()
+        self._book = BatchBook()
 
     def set_share(self, tenant: str, weight: float, priority: Priority = "normal") -> None:
         """Give a tenant a weight and a class; without, it has weight 1 and class ``normal``."""
@@ -129,6 +95,7 @@ class GroupBatcher:
 
     def remove_tenant(self, tenant: str) -> None:
         """Forget a tenant's share; what waits for it is answered with ``TenantNotFoundError``."""
+        self._need.forget(tenant)
         for each in self._signatures.values():
             each.arrivals.forget(tenant)
         for pending in self._room.forget(tenant):
@@ -164,16 +131,18 @@ class GroupBatcher:
         try:
             self._room.add(pending)
         except JoyNexusError:
-            self._sums["refused"] += 1
+            self._book.refused += 1
             raise
         arrivals = self._learnt(pending.signature).arrivals
         arrivals.enter(request.tenant, pending.queued_at, pending.rows)
         self._ensure_running(loop)
         self._wake()
+        if self._running is not None and request.tenant not in self._running.tenants:
+            self._interrupt(self._running, loop.time())
         try:
             return await pending.answer
         except asyncio.CancelledError:
-            self._sums["cancelled"] += not pending.is_taken
+            self._book.cancelled += not pending.is_taken
             raise
         finally:
             arrivals.leave(request.tenant, loop.time())
@@ -181,24 +150,7 @@ class GroupBatcher:
 
     def stats(self) -> BatcherStats:
         """Describe what was done so far."""
-        sums = self._sums
-        batches, requests = max(1, sums["batches"]), max(1, sums["requests"])
-        return BatcherStats(
-            batches=sums["batches"],
-            requests=sums["requests"],
-            failed=sums["failed"],
-            cancelled=sums["cancelled"],
-            refused=sums["refused"],
-            mean_requests=sums["requests"] / batches,
-            mean_tenants=sums["tenants"] / batches,
-            mean_rows=sums["rows"] / batches,
-            mean_wait_s=self._wait_s / requests,
-            mean_run_s=self._run_s / batches,
-            no_data_s=self._no_data_s,
-            waiting_for_group_s=self._group_s,
-            queued_requests=len(self._room),
-            queued_rows=self._room.num_rows,
-        )
+        return self._book.stats(queued_requests=len(self._room), queued_rows=self._room.num_rows)
 
     async def aclose(self) -> None:
         """Answer what waits with ``QueueClosedError``, finish the batch that runs, and stop."""
@@ -236,15 +188,15 @@ class GroupBatcher:
             if signature is None:
                 with self._because("no_data"):
                     await self._sleep(loop, None)
-                self._no_data_s += loop.time() - free_at
+                self._book.no_data_s += loop.time() - free_at
                 free_at = loop.time()
                 continue
             await self._fill(loop, signature, free_at)
             now = loop.time()
-            batch = self._room.take(signature, self._spec.max_batch_size, now, self._surplus(signature, now))
-            if batch:
+            batch = self._room.take(signature, self._spec.max_batch_size, now, surplus=self._surplus(signature, now))
+            while batch:
                 with self._because("control"):  # but for what the engine itself counts as its work
-                    await self._execute(loop, batch)
+                    batch = await self._execute(loop, batch)
                 free_at = loop.time()
                 await asyncio.sleep(0)  # whoever asks again at once is in the next choice, and not behind it
 
@@ -257,7 +209,7 @@ class GroupBatcher:
         while not self._is_closed and (until := self._wait_until(signature, bound, loop.time())) > loop.time():
             with self._because("waiting_for_group"):
                 await self._sleep(loop, until)
-        self._group_s += loop.time() - began
+        self._book.group_s += loop.time() - began
 
     def _may_pay(self, signature: str) -> bool:
         """Whether company could save anything: a cheap question, so that callers are rarely looked at one by one."""
@@ -300,7 +252,9 @@ class GroupBatcher:
             return None
         quota = sorted(rows.values())[(len(rows) - 1) // 2]
         usual = min(sum(min(each, quota) for each in waiting.values()), most)
-        return Surplus(quota, usual + int((STRETCH - 1.0) * forward(usual) / forward.per_row_s))
+        others = max(sum(each for each in waiting.values() if each <= quota), 1)
+        stretched = others + int((STRETCH - 1.0) * forward(others) / forward.per_row_s)
+        return Surplus(quota, max(usual, stretched))
 
     def _learnt(self, signature: str) -> _Signature:
         known = self._signatures.get(signature)
@@ -308,37 +262,71 @@ class GroupBatcher:
             known = self._signatures[signature] = _Signature()
         return known
 
-    async def _execute(self, loop: asyncio.AbstractEventLoop, batch: list[Pending]) -> None:
-        started = loop.time()
+    async def _execute(self, loop: asyncio.AbstractEventLoop, batch: list[Pending]) -> list[Pending]:
+        """Run a batch, and answer it; returns what it was to be put aside for and was not any more."""
+        running = RunningBatch(
+            batch,
+            floods=frozenset(each.tenant for each in batch if each.tenant in self._room.rows_by_tenant),
+            clock=loop.time,
+            deliver=partial(loop.call_soon_threadsafe, self._after_aside),
+        )
+        urgent = running if running.gives_way else None
+        self._running = running
+        requests = [each.request for each in batch]
         try:
-            answers = await loop.run_in_executor(self._executor, self._engine_run, [each.request for each in batch])
+            answers = await loop.run_in_executor(self._executor, self._engine_run, requests, urgent)
             if len(answers) != len(batch):
                 raise ServiceError(f"inference engine: gave {len(answers)} answers to {len(batch)} requests.")  # noqa: TRY301
         except asyncio.CancelledError:
-            self._abandon(batch)
+            self._abandon(running.abandoned())
             raise
         except Exception as error:
             log.exception("a batch of %d requests failed", len(batch))
             answers = [_typed(error) for _ in batch]
-        self._book(batch, answers, started, loop.time())
-        self._room.settle()
-        for pending, answer in zip(batch, answers, strict=True):
+        finally:
+            self._running = None
+        self._finish(running.end(answers), is_aside=False)
+        return running.close()
+
+    def _interrupt(self, running: RunningBatch, now: float) -> None:
+        """Hand the engine who is owed more than those of the batch that runs, if the batch gives way."""
+        if not running.gives_way or running.is_aside:
+            return
+        remaining = self._learnt(running.batch[0].signature).forward(running.rows) - running.seconds(now)
+        owed = self._room.owed_more(now, running.tenants)
+        offered = running.offered
+        room = self._spec.max_batch_size - sum(each.rows for each in offered)
+        for tenant in owed if room > 0 else ():
+            if self._need.of_others(tenant, now) > CROWD:
+                continue
+            signature = self._room.signature_of(tenant)
+            fits = not offered or signature == offered[0].signature
+            if fits and is_worth_it(remaining, self._learnt(signature).forward(1)):
+                batch = self._room.take(signature, room, now, among=owed, served=running.tenants, joins=bool(offered))
+                running.offer(batch)
+                return
+
+    def _after_aside(self, run: Run) -> None:
+        """Answer requests that were run in the middle of a batch, and see who has come meanwhile."""
+        self._finish(run, is_aside=True)
+        if self._running is not None:
+            self._interrupt(self._running, run.ended)
+
+    def _finish(self, run: Run, *, is_aside: bool) -> None:
+        """Learn from a run, and answer its requests."""
+        self._book.note(run, is_aside=is_aside)
+        forward = self._learnt(run.batch[0].signature).forward
+        forward.measured(run.rows, run.seconds)
+        others = [each for each in run.batch if each.tenant not in run.floods]
+        rows = sum(each.rows for each in others)
+        for each in others:
+            self._need.note(each.tenant, forward(rows) * each.rows / rows, run.ended)
+        self._room.settle({each.tenant for each in run.batch})
+        for pending, answer in zip(run.batch, run.answers, strict=True):
             if isinstance(answer, Exception):
                 _fail(pending, answer)
             elif not pending.answer.done():
                 pending.answer.set_result(answer)
-
-    def _book(self, batch: list[Pending], answers: Sequence[Answer], started: float, ended: float) -> None:
-        sums = self._sums
-        sums["batches"] += 1
-        sums["requests"] += len(batch)
-        sums["failed"] += sum(isinstance(answer, Exception) for answer in answers)
-        sums["tenants"] += len({each.tenant for each in batch})
-        rows = sum(each.rows for each in batch)
-        sums["rows"] += rows
-        self._learnt(batch[0].signature).forward.measured(rows, ended - started)
-        self._wait_s += sum(started - each.queued_at for each in batch)
-        self._run_s += ended - started
 
     def _abandon(self, requests: list[Pending]) -> None:
         for pending in requests:

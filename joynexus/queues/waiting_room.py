@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from joynexus.errors import BackPressureError, InvalidBatchError
@@ -146,7 +146,25 @@ class WaitingRoom:
         heads = (self._head(tenant) for tenant in self._lanes)
         return min((head.queued_at for head in heads if head.signature == signature), default=float("inf"))
 
-    def take(self, signature: str, max_rows: int, now: float, surplus: Surplus | None = None) -> list[Pending]:
+    def owed_more(self, now: float, served: Collection[str]) -> list[str]:
+        """Return who waits and is owed more than each tenant that is being served, who is owed most first."""
+        return self._fair.before(served, self._ready(now))
+
+    def signature_of(self, tenant: str) -> str:
+        """Return the signature of the request that is next of a tenant that waits."""
+        return self._head(tenant).signature
+
+    def take(
+        self,
+        signature: str,
+        max_rows: int,
+        now: float,
+        *,
+        surplus: Surplus | None = None,
+        among: Container[str] | None = None,
+        served: Container[str] = (),
+        joins: bool = False,
+    ) -> list[Pending]:
         """Take a batch of one signature out, to each tenant its fair share.
 
         Args:
@@ -154,6 +172,9 @@ class WaitingRoom:
             max_rows: Of the batch; a request that is larger by itself goes alone.
             now: Seconds.
             surplus: Bound of what a tenant gets beyond what the others use; None sets none.
+            among: Whose requests may be taken; None takes anybody's.
+            served: Tenants of the batch that runs.
+            joins: Whether the batch has begun, so that a larger request has to wait.
 
         Returns:
             The requests; none if nobody of the signature waits.
@@ -162,18 +183,22 @@ class WaitingRoom:
         num_rows = 0
         lanes = self._lanes
         heads = {tenant: next(iter(lane)) for tenant, lane in lanes.items()}
-        same = {tenant for tenant, head in heads.items() if head.signature == signature}
+        same = {
+            tenant
+            for tenant, head in heads.items()
+            if head.signature == signature and (among is None or tenant in among)
+        }
         ready = {tenant: max(0.0, now - head.queued_at) for tenant, head in heads.items()}
         rates = self._rates(same)
         charged: dict[str, float] = {}
         quota, surplus_rows = (max_rows, max_rows) if surplus is None else (surplus.quota, surplus.max_rows)
         taken = dict.fromkeys(same, 0)
-        turns = self._fair.begin_round(ready, among=same)
+        turns = self._fair.begin_round(ready, same, served)
         while num_rows < max_rows and (tenant := turns.next()) is not None:
             pending = next(iter(lanes[tenant]))
             total = num_rows + pending.rows
             taken[tenant] += pending.rows
-            if batch and (total > max_rows or (taken[tenant] > quota and total > surplus_rows)):
+            if (batch or joins) and (total > max_rows or (taken[tenant] > quota and total > surplus_rows)):
                 continue  # others may have smaller requests, or fewer
             self.discard(pending)
             cost = 0.0
@@ -190,10 +215,10 @@ class WaitingRoom:
                 self._settlement.charged(tenant, cost)
         return batch
 
-    def settle(self) -> None:
-        """Correct what batches were charged, once they have run."""
+    def settle(self, tenants: Container[str] | None = None) -> None:
+        """Correct what some tenants were charged, or all, once their batches have run."""
         if self._settlement is not None:
-            self._settlement.settle()
+            self._settlement.settle(tenants)
 
     def _rates(self, tenants: Collection[str]) -> dict[str, float]:
         """Cost of a row of each tenant."""

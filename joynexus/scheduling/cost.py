@@ -10,7 +10,7 @@ to pay for its module alone. An estimate only decides the order until the cost i
 difference then (:meth:`joynexus.scheduling.fairness.FairShare.settle`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -170,8 +170,11 @@ class Settlement:
         self._open.pop(tenant, None)
         self._seen.pop(tenant, None)
 
-    def settle(self) -> Measured:
+    def settle(self, tenants: Container[str] | None = None) -> Measured:
         """Correct what was charged since the last time, as far as it was measured.
+
+        Args:
+            tenants: Whose charges; None takes all. Those of a call that still runs are left open.
 
         A hiccup of the machine, and the time in which a tenant's first call warms it up, are nobody's debt.
 
@@ -181,6 +184,8 @@ class Settlement:
         rows = encoded = 0
         prefix_s = head_s = 0.0
         for tenant, charged in list(self._open.items()):
+            if tenants is not None and tenant not in tenants:
+                continue
             now, before = self._spent(tenant), self._seen[tenant]
             latest = Measured(now[0] - before[0], now[1] - before[1], now[2] - before[2], now[3] - before[3])
             seconds = latest.prefix_s + latest.head_s

@@ -25,7 +25,7 @@ Reference:
 """
 
 import heapq
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -160,6 +160,22 @@ class FairShare:
                 joining.append(tenant)
         return joining
 
+    def before(self, served: Collection[str], ready: Mapping[str, float]) -> list[str]:
+        """Say who is owed more than each of those that are being served.
+
+        Args:
+            served: Who is being served, and is charged an estimate for it. It moves no clock until it is settled: else
+                whoever comes meanwhile would enter with a debt, where the estimate was too high.
+            ready: As for :meth:`choose`; also those of ``served`` that have more work.
+
+        Returns:
+            The others, who is owed most first.
+        """
+        self._advance(ready, served)
+        first = min(self.rank(tenant, ready.get(tenant, 0.0)) for tenant in served)
+        ranked = sorted((self.rank(each, wait_s), each) for each, wait_s in ready.items() if each not in served)
+        return [tenant for rank, tenant in ranked if rank < first]
+
     def charge(self, tenant: str, cost: float | int) -> None:
         """Book what a tenant was served.
 
@@ -186,12 +202,15 @@ class FairShare:
         if share is not None:
             share.virtual_time += difference / share.weight
 
-    def begin_round(self, ready: Mapping[str, float], among: Container[str] | None = None) -> "FairRound":
+    def begin_round(
+        self, ready: Mapping[str, float], among: Container[str] | None = None, served: Container[str] = ()
+    ) -> "FairRound":
         """Begin to fill a group: like :meth:`choose` again and again, at the cost of a heap in place of a scan.
 
         Args:
             ready: As for :meth:`choose`.
             among: As for :meth:`choose`; may leave nobody.
+            served: As for :meth:`before`.
 
         Returns:
             The round; its choices hold as long as nobody is charged outside it.
@@ -199,7 +218,7 @@ class FairShare:
         Raises:
             TenantNotFoundError: If a ready tenant was never added.
         """
-        self._advance(ready)
+        self._advance(ready, served)
         return FairRound(self, {tenant: wait_s for tenant, wait_s in ready.items() if among is None or tenant in among})
 
     def rank(self, tenant: str, wait_s: float) -> tuple[int, float, int, int]:
@@ -215,12 +234,14 @@ class FairShare:
             raise TenantNotFoundError(f"tenant {tenant!r}: has no fair share. Add it before it is ready.")
         return share
 
-    def _advance(self, ready: Mapping[str, float]) -> None:
+    def _advance(self, ready: Mapping[str, float], served: Container[str] = ()) -> None:
         """Move the clocks of the classes on, and let those in who were idle."""
         least: dict[int, float] = {}
         entering: list[_Share] = []
         for tenant in ready:
             share = self._share(tenant)
+            if tenant in served:
+                continue
             if tenant in self._ready_before:
                 least[share.rank] = min(least.get(share.rank, share.virtual_time), share.virtual_time)
             else:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from joynexus.models.action_module import Decision, ModuleDims, masked_row_mean, randn_rows
 from joynexus.models.action_modules.chunk_transformer import ChunkTransformer, hold_last_valid
+from joynexus.models.pauses import pause
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.action_module import ActionModuleSpec
 from joynexus.specs.more_modules import DiffusionModuleSpec
@@ -105,6 +106,7 @@ class DiffusionModule(ChunkTransformer):
         """Run the DDIM steps from ``noise``; after the last one, ᾱ is 1 and â is the chunk."""
         chunk, (memory, mask) = noise, self.remember(prefix, state)
         for level, after in zip(self._sampled, [*self._sampled[1:], None], strict=True):
+            pause()
             time = torch.full((len(prefix),), level / self._num_levels, device=chunk.device)
             predicted = self.denoise(chunk, time, memory, mask)
             kept, next_kept = self._kept[level], 1.0 if after is None else self._kept[after]

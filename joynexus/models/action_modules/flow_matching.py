@@ -18,6 +18,7 @@ from torch import Tensor
 
 from joynexus.models.action_module import Decision, ModuleDims, masked_row_mean, randn_rows
 from joynexus.models.action_modules.chunk_transformer import ChunkTransformer, KeysValues, hold_last_valid
+from joynexus.models.pauses import pause
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.action_module import ActionModuleSpec, FlowMatchingModuleSpec
 
@@ -75,6 +76,7 @@ class FlowMatchingModule(ChunkTransformer):
         memory, mask = self.remember(prefix, state)
         step = -1.0 / self._num_steps
         for index in range(self._num_steps):
+            pause()
             time = torch.full((len(prefix),), 1.0 + index * step, device=chunk.device)
             chunk = chunk + step * self.velocity(chunk, time, memory, mask)
         return Decision(actions=chunk)

@@ -19,6 +19,7 @@ from joynexus.models.action_module import ActionModule, Decision, ModuleDims, ra
 from joynexus.models.action_modules.flow import euler_times, widen
 from joynexus.models.action_modules.flow_matching import flow_time, hold_last_valid
 from joynexus.models.action_modules.gemma_expert import Memory, remember, reset_expert
+from joynexus.models.pauses import pause
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.action_module import ActionModuleSpec
 from joynexus.specs.vla_modules import GemmaExpertSpec
@@ -111,6 +112,7 @@ class GemmaFlowModule(ActionModule):
         """Integrate from noise at t = 1 to a padded chunk at t = 0."""
         memory, chunk, step = remember(prefix), noise, -1.0 / self._num_steps
         for time in euler_times(self._num_steps):
+            pause()
             times = torch.full((len(chunk),), time, device=chunk.device)
             chunk = chunk + step * self.velocity(chunk, times, state, memory)
         return chunk

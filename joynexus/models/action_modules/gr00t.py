@@ -29,6 +29,7 @@ from joynexus.models.action_module import ActionModule, Decision, ModuleDims, ra
 from joynexus.models.action_modules.dit import Dit, KeysValues, PrefixTransformer, waves_of
 from joynexus.models.action_modules.flow_matching import hold_last_valid
 from joynexus.models.action_modules.layers import reset_layers, visible_tokens
+from joynexus.models.pauses import pause
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.action_module import ActionModuleSpec
 from joynexus.specs.vla_modules import Gr00tModuleSpec
@@ -185,6 +186,7 @@ class Gr00tModule(ActionModule):
         memory, mask = self.remember(prefix)
         chunk = noise
         for index in range(self._num_steps):
+            pause()
             bucket = torch.full((len(chunk),), self._num_buckets * index // self._num_steps, device=chunk.device)
             chunk = chunk + self._field(chunk, bucket, state, memory, mask) * (1.0 / self._num_steps)
         return chunk

@@ -28,6 +28,7 @@ from joynexus.errors import SpecError
 from joynexus.models.action_module import ActionModule, Decision, ModuleDims, masked_row_mean, randn_rows
 from joynexus.models.action_modules.flow import euler_times, time_code, widen
 from joynexus.models.action_modules.flow_matching import flow_time, hold_last_valid
+from joynexus.models.pauses import pause
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.models.rotary import rotary_angles, rotate
 from joynexus.specs.action_module import ActionModuleSpec
@@ -296,6 +297,7 @@ class SmolVlaModule(ActionModule):
         """Integrate from noise at t = 1 to a padded chunk at t = 0."""
         memory, chunk, step = self.remember(prefix, state), noise, -1.0 / self._num_steps
         for time in euler_times(self._num_steps):
+            pause()
             times = torch.full((len(chunk),), time, device=chunk.device)
             chunk = chunk + step * self.velocity(chunk, times, memory)
         return chunk

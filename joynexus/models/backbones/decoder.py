@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from joynexus.models.pauses import pause
 from joynexus.models.rotary import rotate
 
 
@@ -41,6 +42,7 @@ def run_layers(
     keys: list[Tensor] = []
     values: list[Tensor] = []
     for index, layer in enumerate(layers):
+        pause()
         attention = layer.self_attn
         normed = layer.input_layernorm(hidden)
         heads = (*normed.shape[:2], -1, attention.head_dim)

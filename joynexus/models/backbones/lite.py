@@ -25,6 +25,7 @@ from torch.nn.utils import fuse_conv_bn_eval
 from joynexus.errors import InvalidBatchError
 from joynexus.models.backbone import Backbone
 from joynexus.models.chunks import FixedChunks, Rows
+from joynexus.models.pauses import pause_before
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
 from joynexus.models.tokens import PromptTable
 from joynexus.specs.backbone import BackboneSpec, LiteBackboneSpec
@@ -49,7 +50,7 @@ class LiteBackbone(Backbone):
     vision_projection: Tensor
     text_projection: Tensor
 
-    def __init__(self, spec: LiteBackboneSpec, vision: nn.Module, text: nn.Module, prompts: PromptTable) -> None:
+    def __init__(self, spec: LiteBackboneSpec, vision: nn.Sequential, text: nn.Module, prompts: PromptTable) -> None:
         """Put the two networks together.
 
         Args:
@@ -64,6 +65,7 @@ class LiteBackbone(Backbone):
         self.num_encoded = 0
         self.num_forwards = 0
         self._vision = vision
+        pause_before(vision)
         self._text: Any = text
         self._prompts = prompts
         self._stride = spec.feature_stride

@@ -17,6 +17,7 @@ from joynexus.models.adapters import linear_layers
 from joynexus.models.backbones.bidirectional import BidirectionalVlm
 from joynexus.models.backbones.pretrained import build_model
 from joynexus.models.images import resize_with_pad
+from joynexus.models.pauses import pause_before
 from joynexus.models.tokens import PromptTable
 from joynexus.specs.backbone import BackboneSpec
 from joynexus.specs.vlm_backbones import PaliGemmaBackboneSpec
@@ -38,6 +39,7 @@ class PaliGemmaBackbone(BidirectionalVlm):
         per_image = (side // int(vision.patch_size)) ** 2
         super().__init__(spec, text, prompts, image_side=side, tokens_per_image=per_image)
         self._vision: Any = model.vision_tower
+        pause_before(self._vision.encoder.layers)
         self._projector: Any = model.multi_modal_projector
 
     @classmethod

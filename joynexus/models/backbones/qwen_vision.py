@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from joynexus.errors import InvalidBatchError
+from joynexus.models.pauses import pause
 
 LONGEST_ASPECT = 200
 """Longest side over shortest that Qwen takes."""
@@ -121,6 +122,7 @@ class VisionTower(nn.Module):
         deepstack: list[int] = list(getattr(tower, "deepstack_visual_indexes", ()))
         windowed = same_window is not None
         for index, block in enumerate(tower.blocks):
+            pause()
             mask = same_window if windowed and index not in tower.fullatt_block_indexes else None
             hidden = self._block(block, hidden, cos, sin, mask)
             if index in deepstack:

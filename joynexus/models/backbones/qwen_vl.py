@@ -26,6 +26,7 @@ from joynexus.models.backbone import Backbone
 from joynexus.models.backbones.pretrained import build_model
 from joynexus.models.backbones.qwen_vision import FrameScaling, VisionTower, rotate
 from joynexus.models.chunks import FixedChunks, Rows, rows_that_pay
+from joynexus.models.pauses import pause
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
 from joynexus.models.tokens import PromptTable
 from joynexus.specs.backbone import BackboneSpec
@@ -274,6 +275,7 @@ class QwenVlBackbone(Backbone):
         keys: list[Tensor] = []
         values: list[Tensor] = []
         for index, layer in enumerate(self._layers):
+            pause()
             attention = layer.self_attn
             query, key, value = self._project(attention, layer.input_layernorm(hidden))
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)

@@ -18,6 +18,7 @@ from joynexus.models.adapters import linear_layers
 from joynexus.models.backbones.bidirectional import BidirectionalVlm
 from joynexus.models.backbones.pretrained import build_model
 from joynexus.models.images import resize_with_pad
+from joynexus.models.pauses import pause_before
 from joynexus.models.rotary import rotary_angles
 from joynexus.models.tokens import PromptTable
 from joynexus.specs.backbone import BackboneSpec
@@ -41,6 +42,7 @@ class SmolVlmBackbone(BidirectionalVlm):
         per_image = (side // int(config.vision_config.patch_size) // config.scale_factor) ** 2
         super().__init__(spec, text, prompts, image_side=side, tokens_per_image=per_image)
         self._vision: Any = parts.vision_model
+        pause_before(self._vision.encoder.layers)
         self._connector: Any = parts.connector
         self._positions = spec.positions
         self._rope_base, self._pad_to = spec.rope_base, spec.pad_prefix_to or 0

@@ -15,11 +15,16 @@ from joynexus.types import ActionChunk, PredictRequest
 
 HEAD_S = 0.0002
 """Of a row, unless a tenant's module is dearer."""
+PAUSES = 12
+"""Parts of a forward, between which it may be interrupted."""
 
 
 @dataclass
 class Engine(Executor):
-    """Takes ``fixed_s + row_s * rows`` for the backbone and each tenant's own seconds for its module."""
+    """Takes ``fixed_s + row_s * rows`` for the backbone and each tenant's own seconds for its module.
+
+    At its pauses it runs what is urgent, as the real engine does.
+    """
 
     loop: asyncio.AbstractEventLoop
     fixed_s: float = 0.010
@@ -32,7 +37,22 @@ class Engine(Executor):
 
     def submit(self, run, /, *args) -> Future:
         future: Future = Future()
-        (requests,) = args
+        requests, urgent = args
+        seconds = self.charge(requests)
+
+        def go_on(part: int) -> None:
+            if part == PAUSES:
+                future.set_result(run(*args))
+            elif urgent is not None and (taken := urgent.take()):
+                self.loop.call_later(self.charge(taken), lambda: (urgent.give(run(taken, None)), go_on(part)))
+            else:
+                self.loop.call_later(seconds / PAUSES, go_on, part + 1)
+
+        go_on(0)
+        return future
+
+    def charge(self, requests) -> float:
+        """Book a forward, and return its seconds."""
         rows = {each.tenant: 0 for each in requests}
         for each in requests:
             rows[each.tenant] += len(each.observation)
@@ -50,15 +70,14 @@ class Engine(Executor):
         seconds = prefix_s + sum(own.values())
         self.sizes.append(len(requests))
         self.busy_s += seconds
-        self.loop.call_later(seconds, lambda: future.set_result(run(*args)))
-        return future
+        return seconds
 
     def spent(self, tenant: str) -> Measured:
         return self.spent_s.get(tenant, Measured())
 
     def batcher(self, **spec) -> GroupBatcher:
         return GroupBatcher(
-            lambda requests: [
+            lambda requests, _: [
                 ActionChunk(actions=each.observation.state[:, None, :], policy_version=0) for each in requests
             ],
             lambda tenant: "y" if tenant.startswith("y") else "x",

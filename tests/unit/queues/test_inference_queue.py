@@ -18,6 +18,7 @@ from joynexus.errors import (
     TenantNotFoundError,
 )
 from joynexus.queues.inference_queue import GroupBatcher
+from joynexus.queues.running_batch import RunningBatch
 from joynexus.specs.service import InferenceSpec
 from joynexus.types import ActionChunk, PredictRequest
 
@@ -59,7 +60,7 @@ class FakeEngine:
             raise ZeroDivisionError("broken")
         return "other" if tenant.startswith("y") else "x"
 
-    def run(self, requests: list[PredictRequest]) -> list[ActionChunk | Exception]:
+    def run(self, requests: list[PredictRequest], urgent: object = None) -> list[ActionChunk | Exception]:
         self.batches.append(requests)
         if any(state_of(each) > 1000 for each in requests):
             raise self.raises
@@ -366,7 +367,7 @@ def test_c21_tenant_without_a_signature_is_refused_and_the_loop_survives(run, ma
 
 def test_wrong_number_of_answers_fails_the_batch(run, engine, make_batcher, ask):
     batcher = make_batcher()
-    batcher._engine_run = lambda requests: []
+    batcher._engine_run = lambda requests, urgent: []
 
     async def main():
         with pytest.raises(ServiceError, match="0 answers to 1"):
@@ -494,7 +495,7 @@ def test_engine_runs_in_one_thread_of_its_own_and_the_loop_goes_on(observe):
     running = threading.Event()
     go = threading.Event()
 
-    def engine_run(requests: list[PredictRequest]) -> list[ActionChunk]:
+    def engine_run(requests: list[PredictRequest], urgent: object) -> list[ActionChunk]:
         threads.add(threading.get_ident())
         running.set()
         assert go.wait(10.0)
@@ -529,8 +530,11 @@ def test_any_mixture_of_callers_gets_its_own_answers_and_leaves_nothing(run, loo
     gave_up_at: dict[int, float] = {}
     started_at: dict[int, float] = {}
 
-    def note_start(requests: list[PredictRequest]) -> list[ActionChunk | Exception]:
+    def note_start(requests: list[PredictRequest], urgent: RunningBatch | None) -> list[ActionChunk | Exception]:
         started_at.update((int(abs(state_of(each))), loop.time() - FORWARD_S) for each in requests)
+        if urgent is not None and draw.random() < 0.7 and (taken := urgent.take()):
+            started_at.update((int(abs(state_of(each))), loop.time()) for each in taken)
+            urgent.give(engine.run(list(taken)))
         return engine.run(requests)
 
     batcher._engine_run = note_start

@@ -53,7 +53,7 @@ def test_a_lease_tells_for_how_long_its_first_item_waited_for_others(run, loop, 
 def test_a_batcher_tells_why_its_engine_is_idle(run, loop):
     idle = IdleClock(loop.time)
 
-    def engine(requests):
+    def engine(requests, urgent):
         with idle.working():
             loop.virtual.now += 2.0
         return [TenantFailedError("no policy")] * len(requests)
