@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from joynexus.models.action_module import ActionModule, Decision, ModuleDims, build_action_module
+from joynexus.models.pauses import visited
 from joynexus.models.prefix import PrefixFeatures
 from joynexus.specs.action_module import ActionModuleSpec
 from joynexus.testing.model_contracts import no_global_randomness, require
@@ -36,6 +37,7 @@ def check_action_module(spec: ActionModuleSpec) -> None:
         check_padded_steps_ignored(module)
         check_padded_prefix_ignored(module)
         check_act(module)
+        check_pauses(module)
         check_evaluate(module)
         check_gradient_reaches_all(module)
         check_round_trip(module)
@@ -140,6 +142,22 @@ def check_act(module: ActionModule) -> None:
         )
         same = torch.allclose(alone.actions[0], together.actions[row], atol=CLOSE)
         require(same, "the actions of a row depend on the rows beside it")
+
+
+def check_pauses(module: ActionModule) -> None:
+    """Check that acting is the same to the last bit with other rows acted for at each of its pauses."""
+    wanted, wanted_other = _act(module), _act(module, deterministic=True)
+    between: list[Decision] = []
+
+    def interrupt() -> None:
+        with visited(None):
+            between.append(_act(module, deterministic=True))
+
+    with visited(interrupt):
+        found = _act(module)
+    require(torch.equal(found.actions, wanted.actions), "act changes where another one is in the middle of it")
+    same = all(torch.equal(each.actions, wanted_other.actions) for each in between)
+    require(same, "act changes where it is in the middle of another one")
 
 
 def check_evaluate(module: ActionModule) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from joynexus.errors import InvalidBatchError
 from joynexus.models.backbone import Backbone, load_backbone
+from joynexus.models.pauses import visited
 from joynexus.models.prefix import PrefixBatch, PrefixFeatures
 from joynexus.specs.backbone import BackboneSpec
 from joynexus.testing.model_inputs import fake_prefix_batch
@@ -69,6 +70,7 @@ def check_backbone(spec: BackboneSpec, device: torch.device | str = "cpu") -> No
     check_rows_independent(backbone)
     check_padding_ignored(backbone)
     check_extend(backbone)
+    check_pauses(backbone)
     require(backbone.checksum() == before, "using the backbone changes its weights or buffers")
     check_frozen(backbone)
 
@@ -193,6 +195,33 @@ def check_extend(backbone: Backbone) -> None:
     )
     same = torch.allclose(extended, backbone.extend(hidden_pads, tokens).hidden[:, features.length :], atol=1e-6)
     require(same, "extend looks at padded positions of the prefix")
+
+
+def check_pauses(backbone: Backbone) -> None:
+    """Check that a forward is the same to the last bit with another one in the middle of it, at each of its pauses.
+
+    See :mod:`joynexus.models.pauses`: what is half done must be in local variables, not in the backbone.
+    """
+    rows = backbone.spec.chunk_size + 1
+    batch, other = fake_prefix_batch(backbone, rows, seed=1), fake_prefix_batch(backbone, 1, seed=2)
+    wanted, wanted_other = backbone.prefix(batch, SIGNATURE), backbone.prefix(other, SIGNATURE)
+    between: list[PrefixFeatures] = []
+
+    def interrupt() -> None:
+        with visited(None):
+            between.append(backbone.prefix(other, SIGNATURE))
+
+    with visited(interrupt):
+        found = backbone.prefix(batch, SIGNATURE)
+    require(len(between) > 1, "a forward of more than one chunk has no pause between them")
+    _require_equal(found, wanted, "a forward changes where another one is in the middle of it")
+    for each in between:
+        _require_equal(each, wanted_other, "a forward changes where it is in the middle of another one")
+
+
+def _require_equal(first: PrefixFeatures, second: PrefixFeatures, promise: str) -> None:
+    pairs = zip((first.hidden, *first.keys, *first.values), (second.hidden, *second.keys, *second.values), strict=True)
+    require(all(torch.equal(*pair) for pair in pairs), promise)
 
 
 def _overwrite(states: Tensor, pad: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import nn
 from joynexus.models.action_module import masked_row_mean
 from joynexus.models.action_modules.oft import OftModule
 from joynexus.models.backbones.smolvlm import SmolVlmBackbone
+from joynexus.models.pauses import pause
 from joynexus.specs.action_module import FlowMatchingModuleSpec, GaussianModuleSpec, OftModuleSpec
 from joynexus.specs.backbone import LiteBackboneSpec
 from joynexus.specs.more_modules import DiffusionModuleSpec, DiscreteTokensModuleSpec
@@ -99,6 +100,13 @@ class HalfResetModule(OftModule):
         self.leave = nn.Linear(self.leave.in_features, self.leave.out_features)
 
 
+class ForgetfulModule(OftModule):
+    def act(self, prefix, state, generators, *, deterministic):
+        self._state = state if deterministic else state + 1
+        pause()
+        return super().act(prefix, self._state, generators, deterministic=deterministic)
+
+
 class PoolingModule(OftModule):
     def predict(self, prefix, state):
         return super().predict(prefix, state) + prefix.hidden.mean()
@@ -112,6 +120,7 @@ class PoolingModule(OftModule):
         (UntrainedModule, "no gradient reaches"),
         (HalfResetModule, "global generator"),
         (PoolingModule, "padded prefix positions"),
+        (ForgetfulModule, "in the middle of it"),
     ],
 )
 def test_broken_action_modules_are_found_out(module, promise):

@@ -27,6 +27,7 @@ from training_world import blas_is_row_invariant
 from joynexus.errors import JoyNexusError
 from joynexus.queues.inference_queue import GroupBatcher
 from joynexus.specs.service import InferenceSpec
+from joynexus.types import PredictRequest
 
 pytestmark = pytest.mark.timeout(300)  # many small runs, on a busy machine
 
@@ -60,6 +61,48 @@ def test_each_request_gets_among_others_what_it_gets_alone(stream: Stream, mode:
         answers = engine.predict([request_of(tenant, ask) for tenant, ask in chosen])
         for (tenant, ask), answer in zip(chosen, answers, strict=True):
             want = alone(tenant, replace(ask, publishes=False), newest[tenant])
+            compare(answer, want, is_exact=is_exact() and mode != "always", bound=bound_of(mode))
+
+
+class Comes:
+    """Requests that come at random pauses of a prediction, and their answers."""
+
+    def __init__(self, at: dict[int, list[PredictRequest]]) -> None:
+        self._at = at
+        self._pauses = 0
+        self.answers: dict[int, list[Any]] = {}
+
+    def take(self) -> list[PredictRequest]:
+        self._pauses += 1
+        return self._at.get(self._pauses - 1, [])
+
+    def give(self, answers: list[Any]) -> None:
+        self.answers[self._pauses - 1] = list(answers)
+
+
+@settings(settings.get_profile("exactness"), max_examples=15)
+@given(
+    stream=streams,
+    urgent=st.dictionaries(st.integers(0, 15), st.lists(asks, min_size=1, max_size=3), max_size=4),
+    mode=st.sampled_from(["auto", "always", "never"]),
+)
+def test_each_request_gets_the_same_in_the_middle_of_others_and_around_them(
+    stream: Stream, urgent: dict[int, list[Ask]], mode: str
+) -> None:
+    store = {"device_bytes": stream.store_bytes, "host_bytes": 0}
+    engine, tenants = serve(stream.tenants, prefix_store=store, stack_heads=mode), stream.tenants
+
+    def whose(ask: Ask) -> tuple[Tenant, Ask]:
+        return tenants[ask.tenant % len(tenants)], replace(ask, publishes=False)
+
+    for group in stream.groups:
+        comes = Comes({pause: [request_of(*whose(ask)) for ask in each] for pause, each in urgent.items()})
+        answers = engine.predict([request_of(*whose(ask)) for ask in group], comes)
+        found = [*zip(group, answers, strict=True)]
+        for pause, given_back in comes.answers.items():
+            found += zip(urgent[pause], given_back, strict=True)
+        for ask, answer in found:
+            want = alone(*whose(ask), 1)
             compare(answer, want, is_exact=is_exact() and mode != "always", bound=bound_of(mode))
 
 

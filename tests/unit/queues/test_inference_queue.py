@@ -522,6 +522,20 @@ def test_engine_runs_in_one_thread_of_its_own_and_the_loop_goes_on(observe):
     assert stats.mean_run_s > 0
 
 
+def noting_starts(engine: FakeEngine, loop, draw: random.Random, started_at: dict[int, float]):
+    """An engine that is interrupted now and then, and notes when each request was begun."""
+
+    def run(requests: list[PredictRequest], urgent: RunningBatch | None) -> list[ActionChunk | Exception]:
+        started_at.update((int(abs(state_of(each))), loop.time() - FORWARD_S) for each in requests)
+        taken = [] if urgent is None or draw.random() < 0.3 else list(urgent.take())
+        if taken:
+            started_at.update((int(abs(state_of(each))), loop.time()) for each in taken)
+            urgent.give(engine.run(taken))
+        return engine.run(requests)
+
+    return run
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_any_mixture_of_callers_gets_its_own_answers_and_leaves_nothing(run, loop, engine, make_batcher, ask, seed):
     """Tenants of two signatures, all sizes, failures, and callers that give up at any moment."""
@@ -530,14 +544,7 @@ def test_any_mixture_of_callers_gets_its_own_answers_and_leaves_nothing(run, loo
     gave_up_at: dict[int, float] = {}
     started_at: dict[int, float] = {}
 
-    def note_start(requests: list[PredictRequest], urgent: RunningBatch | None) -> list[ActionChunk | Exception]:
-        started_at.update((int(abs(state_of(each))), loop.time() - FORWARD_S) for each in requests)
-        if urgent is not None and draw.random() < 0.7 and (taken := urgent.take()):
-            started_at.update((int(abs(state_of(each))), loop.time()) for each in taken)
-            urgent.give(engine.run(list(taken)))
-        return engine.run(requests)
-
-    batcher._engine_run = note_start
+    batcher._engine_run = noting_starts(engine, loop, draw, started_at)
 
     async def caller(number: int) -> None:
         await asyncio.sleep(draw.uniform(0.0, 20.0))
