@@ -31,11 +31,12 @@ class Bare:
 
 
 class _Switched:
-    """The engine, with its versions and signatures, which can be told to do no work."""
+    """The engine, with its versions and signatures, which can be told to do no work, or not to be interrupted."""
 
     def __init__(self, engine: "InferenceEngine") -> None:
         self._engine = engine
         self.works = True
+        self.gives_way = True
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # the engine's own
         return getattr(self._engine, name)
@@ -44,6 +45,7 @@ class _Switched:
         self, requests: Sequence[PredictRequest], urgent: "Urgent | None" = None
     ) -> list[ActionChunk | JoyNexusError]:
         """Act, or answer at once."""
+        urgent = urgent if self.gives_way else None
         return self._engine.predict(requests, urgent) if self.works else [no_op_chunk(request) for request in requests]
 
 
@@ -58,9 +60,14 @@ class MeasuredReplica(InferenceReplica):
         """Load the product's engine, behind a switch."""
         return cast("InferenceEngine", _Switched(InferenceReplica.load_engine(spec, backbone)))
 
-    async def switch(self, *, works: bool) -> None:
-        """Let the engine do its work, or nothing."""
-        cast("_Switched", self._engine).works = works
+    async def switch(self, *, works: bool, gives_way: bool = True) -> None:
+        """Let the engine do its work, or nothing; and let it be interrupted, or not."""
+        engine = cast("_Switched", self._engine)
+        engine.works, engine.gives_way = works, gives_way
+
+    async def num_waiting(self) -> int:
+        """Return how many requests wait."""
+        return self._batcher.stats().queued_requests
 
     async def engine_rate(self, requests: list[PredictRequest]) -> float:
         """Run full batches in the replica's own process, one after the other, with nobody else asking.

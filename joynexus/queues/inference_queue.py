@@ -13,7 +13,7 @@ tenant has had less than its share. A batch of nothing but floods is put aside f
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -26,13 +26,13 @@ from joynexus.queues.waiting_room import Pending, Surplus, WaitingRoom
 from joynexus.scheduling.batching import Arrivals, ForwardCost, wait_until
 from joynexus.scheduling.cost import Measured
 from joynexus.scheduling.fairness import Priority
-from joynexus.scheduling.preemption import CROWD, Need, is_worth_it
+from joynexus.scheduling.preemption import CROWD, Need, Pauses, is_worth_it
 from joynexus.specs.service import InferenceSpec
 from joynexus.types import ActionChunk, PredictRequest
 
 log = logging.getLogger(__name__)
 
-STRETCH = 1.25
+STRETCH = 1.4
 """How much longer a batch may take for requests of a tenant that has many more than the others: those wait for the
 batch that runs when they come, and then for their own, so a flood must not make batches long. It costs the flood some
 throughput, and only while others are there or about to come."""
@@ -47,6 +47,7 @@ class _Signature:
     def __init__(self) -> None:
         self.arrivals = Arrivals()
         self.forward = ForwardCost()
+        self.pauses = Pauses()
 
 
 class GroupBatcher:
@@ -233,28 +234,37 @@ class GroupBatcher:
         )
 
     def _surplus(self, signature: str, now: float) -> Surplus | None:
-        """Bound the part of a flood in a batch that others are in, or will wait for: see :data:`STRETCH`.
+        """Bound the part of a flood in a batch that others are in, or may come in the middle of.
 
-        Each tenant may have as many rows as the median of those that wait or are about to come. Further ones may
-        lengthen the batch by a quarter. Where all have many, or only one has any, batches are as full as they can be.
+        A tenant that has more rows than its equal part of a batch may lengthen the batch of the others by two fifths
+        (:data:`STRETCH`). Where none of those waits now, it may make one as long as its pauses allow. Where all have
+        many, or only one has any, batches are as full as they can be.
         """
-        forward = self._learnt(signature).forward
-        most = min(self._room.rows_of(signature), self._spec.max_batch_size)
-        if not forward.is_known or forward(most) <= STRETCH * forward(1):
+        learnt, most = self._learnt(signature), self._spec.max_batch_size
+        forward = learnt.forward
+        if not forward.is_known or forward(min(self._room.rows_of(signature), most)) <= STRETCH * forward(1):
             return None
-        waiting = self._room.rows_by_tenant
-        rows = dict(waiting)
-        until = now + forward(most)
-        for learnt in self._signatures.values():
-            for each in learnt.arrivals.expected(now, until):
-                rows[each.tenant] = rows.get(each.tenant, 0) + each.rows
-        if len(rows) == 1:
+        active = self._active(now)
+        quota = self._quota(active)
+        if not any(rows <= quota for rows in active.values()):
             return None
-        quota = sorted(rows.values())[(len(rows) - 1) // 2]
-        usual = min(sum(min(each, quota) for each in waiting.values()), most)
-        others = max(sum(each for each in waiting.values() if each <= quota), 1)
-        stretched = others + int((STRETCH - 1.0) * forward(others) / forward.per_row_s)
-        return Surplus(quota, max(usual, stretched))
+        others = sum(rows for rows in self._room.rows_by_tenant.values() if rows <= quota)
+        longest = STRETCH * forward(max(others, 1))
+        if not others and self._need.of_others("", now) <= CROWD:
+            longest = max(longest, learnt.pauses.longest_flood(forward(1)))
+        return Surplus(quota, forward.rows_within(longest))
+
+    def _active(self, now: float) -> dict[str, int]:
+        """Return the rows of those who wait, and of those who have been here lately and may come back."""
+        active = dict(self._room.rows_by_tenant)
+        for each in self._signatures.values():
+            for tenant, rows in each.arrivals.lately(now).items():
+                active.setdefault(tenant, rows)
+        return active
+
+    def _quota(self, active: Mapping[str, int]) -> int:
+        """Return a tenant's equal part of a batch; who has more rows is a flood, where others have less."""
+        return max(self._spec.max_batch_size // len(active), 1)
 
     def _learnt(self, signature: str) -> _Signature:
         known = self._signatures.get(signature)
@@ -292,8 +302,10 @@ class GroupBatcher:
         """Hand the engine who is owed more than those of the batch that runs, if the batch gives way."""
         if not running.gives_way or running.is_aside:
             return
-        remaining = self._learnt(running.batch[0].signature).forward(running.rows) - running.seconds(now)
-        owed = self._room.owed_more(now, running.tenants)
+        # A run that is overdue is taken to need as long again as it is late.
+        remaining = abs(self._learnt(running.batch[0].signature).forward(running.rows) - running.seconds(now))
+        rows, quota = self._room.rows_by_tenant, self._quota(self._active(now))
+        owed = [tenant for tenant in self._room.owed_more(now, running.tenants) if rows[tenant] <= quota]
         offered = running.offered
         room = self._spec.max_batch_size - sum(each.rows for each in offered)
         for tenant in owed if room > 0 else ():
@@ -317,6 +329,8 @@ class GroupBatcher:
         self._book.note(run, is_aside=is_aside)
         forward = self._learnt(run.batch[0].signature).forward
         forward.measured(run.rows, run.seconds)
+        if run.longest_s is not None:
+            self._learnt(run.batch[0].signature).pauses.measured(run.longest_s, run.seconds)
         others = [each for each in run.batch if each.tenant not in run.floods]
         rows = sum(each.rows for each in others)
         for each in others:

@@ -23,6 +23,8 @@ class Run:
     """Of this time, seconds in which it was put aside for others."""
     floods: frozenset[str] = frozenset()
     """Tenants of it that had further requests waiting when it began."""
+    longest_s: float | None = None
+    """Longest time in which it could not be interrupted; None where it could not be at all."""
 
     @property
     def seconds(self) -> float:
@@ -70,6 +72,8 @@ class RunningBatch:
         self._taken: list[Pending] = []
         self._taken_at = 0.0
         self._interrupted_s = 0.0
+        self._paused_at = self.started
+        self._longest_s = 0.0
 
     @property
     def gives_way(self) -> bool:
@@ -107,13 +111,16 @@ class RunningBatch:
 
     def end(self, answers: Sequence[Answer]) -> Run:
         """Describe the whole run, now that it is over."""
+        now = self._clock()
+        self._note_pause(now)
         return Run(
             batch=self.batch,
             answers=answers,
             started=self.started,
-            ended=self._clock(),
+            ended=now,
             interrupted_s=self._interrupted_s,
             floods=self.floods,
+            longest_s=self._longest_s if self.gives_way else None,
         )
 
     def abandoned(self) -> list[Pending]:
@@ -124,8 +131,9 @@ class RunningBatch:
     def take(self) -> Sequence[PredictRequest]:
         """Take what was offered, without those whose callers have given up meanwhile."""
         with self._lock:
-            self._taken = self._take_offered()
             self._taken_at = self._clock()
+            self._note_pause(self._taken_at)
+            self._taken = self._take_offered()
             return [each.request for each in self._taken]
 
     def give(self, answers: Sequence[Answer]) -> None:
@@ -134,8 +142,13 @@ class RunningBatch:
         with self._lock:
             run = Run(batch=self._taken, answers=answers, started=self._taken_at, ended=now)
             self._interrupted_s += now - self._taken_at
+            self._paused_at = now
             self._taken = []
         self._deliver(run)
+
+    def _note_pause(self, now: float) -> None:
+        self._longest_s = max(self._longest_s, now - self._paused_at)
+        self._paused_at = now
 
     def _take_offered(self) -> list[Pending]:
         taken, self._offered = [each for each in self._offered if not each.answer.done()], []

@@ -28,12 +28,12 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Surplus:
-    """How far a tenant with many requests may lengthen a batch that others are in, or wait behind."""
+    """How far tenants with many requests may lengthen a batch that others are in, or wait behind."""
 
     quota: int
-    """Rows that each tenant may have in any case."""
+    """Who has more rows than this is one of them."""
     max_rows: int
-    """Rows of a batch up to which a tenant may have more."""
+    """Rows of a batch up to which theirs may join."""
 
 
 class WaitingRoom:
@@ -57,6 +57,7 @@ class WaitingRoom:
         self._requests: dict[str, int] = {}
         self._held: dict[str, int] = {}
         """Rows by tenant."""
+        self._served_at: dict[str, float] = {}
         self.num_rows = 0
         self.num_requests = 0
 
@@ -78,6 +79,7 @@ class WaitingRoom:
             self.discard(pending)
         self._fair.remove(tenant)
         self._costs.remove(tenant)
+        self._served_at.pop(tenant, None)
         if self._settlement is not None:
             self._settlement.forget(tenant)
         return left
@@ -188,17 +190,16 @@ class WaitingRoom:
             for tenant, head in heads.items()
             if head.signature == signature and (among is None or tenant in among)
         }
-        ready = {tenant: max(0.0, now - head.queued_at) for tenant, head in heads.items()}
+        ready = self._ready(now)
         rates = self._rates(same)
         charged: dict[str, float] = {}
-        quota, surplus_rows = (max_rows, max_rows) if surplus is None else (surplus.quota, surplus.max_rows)
-        taken = dict.fromkeys(same, 0)
+        floods = set[str]() if surplus is None else {each for each in same if self._held[each] > surplus.quota}
+        flood_rows = max_rows if surplus is None else surplus.max_rows
         turns = self._fair.begin_round(ready, same, served)
         while num_rows < max_rows and (tenant := turns.next()) is not None:
             pending = next(iter(lanes[tenant]))
             total = num_rows + pending.rows
-            taken[tenant] += pending.rows
-            if (batch or joins) and (total > max_rows or (taken[tenant] > quota and total > surplus_rows)):
+            if (batch or joins) and (total > max_rows or (tenant in floods and total > flood_rows)):
                 continue  # others may have smaller requests, or fewer
             self.discard(pending)
             cost = 0.0
@@ -208,6 +209,7 @@ class WaitingRoom:
                 batch.append(pending)
                 num_rows = total
                 charged[tenant] = charged.get(tenant, 0.0) + cost
+                self._served_at[tenant] = now
             has_more = tenant in lanes and next(iter(lanes[tenant])).signature == signature
             turns.charge(tenant, cost, has_more=has_more)
         if self._settlement is not None:
@@ -227,7 +229,11 @@ class WaitingRoom:
         return {tenant: self._costs.estimate(tenant, 1) for tenant in tenants}
 
     def _ready(self, now: float) -> dict[str, float]:
-        return {tenant: max(0.0, now - self._head(tenant).queued_at) for tenant in self._lanes}
+        """Seconds since each one's head came or it was last served: who is served all the time does not grow old."""
+        return {
+            tenant: max(0.0, now - max(self._head(tenant).queued_at, self._served_at.get(tenant, 0.0)))
+            for tenant in self._lanes
+        }
 
     def _head(self, tenant: str) -> Pending:
         return next(iter(self._lanes[tenant]))

@@ -18,6 +18,7 @@ Who is expected is learnt: after an answer a caller is *away*, and comes back af
 is overdue by more than its times vary is waited for no longer.
 """
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,10 @@ class ForwardCost:
     def __call__(self, rows: float | int) -> float:
         """Return the seconds of a forward over so many rows."""
         return self.fixed_s + self.per_row_s * rows
+
+    def rows_within(self, seconds: float) -> int:
+        """Return over how many rows a forward takes so long at most; 0 where it takes longer for any."""
+        return max(int((seconds - self.fixed_s) / self.per_row_s + 1e-9), 0) if self.per_row_s else sys.maxsize
 
     @property
     def is_known(self) -> bool:
@@ -158,6 +163,12 @@ class Arrivals:
     def forget(self, tenant: str) -> None:
         """Expect a tenant no more; unknown ones are ignored."""
         self._away.pop(tenant, None)
+
+    def lately(self, now: float) -> dict[str, int]:
+        """Return the tenants that have callers away who may come back, each with the rows of its latest request."""
+        return {
+            tenant: away.rows for tenant, away in self._away.items() if away.since and now - away.since[-1] <= FORGET_S
+        }
 
     def expected(self, now: float, until: float) -> list[Expected]:
         """Return who is likely to come before a time, the earliest first."""

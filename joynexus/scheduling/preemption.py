@@ -23,6 +23,11 @@ CROWD = 0.25
 """Part of the device that the other tenants without a flood need, from which on a tenant does not interrupt."""
 MEMORY_S = 2.0
 """Time over which that part is averaged."""
+LONGEST_WAIT = 0.25
+"""Part of a forward of one row that a request may have to wait for a pause of a flood's batch. A longer batch has its
+pauses further apart."""
+_NEWEST = 0.3
+"""Weight of the newest measurement in a moving mean."""
 
 
 def is_worth_it(remaining_s: float, own_s: float) -> bool:
@@ -33,6 +38,23 @@ def is_worth_it(remaining_s: float, own_s: float) -> bool:
         own_s: Seconds of the request's own forward.
     """
     return remaining_s > LEAST_GAIN * own_s
+
+
+class Pauses:
+    """How far apart an engine's pauses are."""
+
+    def __init__(self) -> None:
+        self.longest = 1.0
+        """Part of a run that lies between two pauses, at most; 1 where it has none, or none is known."""
+
+    def measured(self, longest_s: float, run_s: float) -> None:
+        """Learn from a run and its longest time between two pauses, its beginning and its end."""
+        latest = min(longest_s / run_s, 1.0)
+        self.longest = latest if self.longest == 1.0 else (1.0 - _NEWEST) * self.longest + _NEWEST * latest
+
+    def longest_flood(self, one_s: float) -> float:
+        """Return how many seconds a flood's batch may take where a forward of one row takes ``one_s``."""
+        return LONGEST_WAIT * one_s / self.longest
 
 
 class Need:

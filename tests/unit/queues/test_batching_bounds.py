@@ -219,22 +219,30 @@ def test_low_class_progresses_by_ageing(run, loop, observe, make_engine):
     assert engine.spent_s["low"].rows == pytest.approx(60 / 10, abs=1)
 
 
-@pytest.mark.parametrize("row_s", [0.0001, 0.0005, 0.001, 0.003])
-@pytest.mark.parametrize(("others", "period_s"), [(1, 0.03), (1, 0.05), (1, 0.1), (2, 0.1), (4, 0.1), (8, 0.1)])
+@pytest.mark.parametrize(
+    ("fixed_s", "row_s"), [(0.01, 0.0001), (0.01, 0.0005), (0.01, 0.001), (0.01, 0.003), (0.001, 0.008)]
+)
+@pytest.mark.parametrize(
+    "crowd", [(1, 1, 0.04), (1, 1, 0.1), (1, 2, 0.1), (1, 4, 0.1), (1, 8, 0.12), (3, 1, 0.1), (3, 2, 0.1), (3, 4, 0.1)]
+)
 def test_a_flood_of_300_moves_another_tenants_p95_by_less_than_half(
-    loop, make_engine, observe, robot, row_s: float, others: int, period_s: float
+    loop, make_engine, observe, robot, fixed_s: float, row_s: float, crowd: tuple[int, int, float]
 ):
-    """The flood keeps 300 requests waiting all the time; the others are robots that ask ten times a second and more."""
+    """One or three keep 300 requests waiting all the time; each of the others asks for less than its share."""
+    floods, others, period_s = crowd
 
     async def measure(flood: bool) -> float:
-        batcher = make_engine(row_s=row_s).batcher()
+        batcher = make_engine(fixed_s=fixed_s, row_s=row_s).batcher()
         until = loop.time() + 8.0
         tasks = [
             asyncio.create_task(robot(batcher, f"t{index}", until=until, period_s=period_s)) for index in range(others)
         ]
         await asyncio.sleep(0.5)
+        each = 300 // floods
         if flood:
-            await saturate(batcher, observe, "flood", 300, loop, until)
+            await asyncio.gather(
+                *(saturate(batcher, observe, f"flood{index}", each, loop, until) for index in range(floods))
+            )
         took = [late for each in await asyncio.gather(*tasks) for late in each[6:]]
         await batcher.aclose()
         return percentile(took, 0.95)
@@ -265,6 +273,19 @@ def test_giving_way_costs_a_flood_little(loop, make_engine, observe, robot, monk
     goes_through, none = flood_rows()
     assert (asides > 20, none) == (True, 0)
     assert gives_way > 0.85 * goes_through
+
+
+def test_a_queue_that_is_longer_than_ageing_is_in_no_higher_class(run, loop, observe, make_engine, robot):
+    """The flood's requests wait for 20 s each, but it is served all the time."""
+    engine = make_engine(fixed_s=0.001, row_s=0.06)
+    batcher = engine.batcher()
+
+    async def main():
+        flood = saturate(batcher, observe, "flood", 300, loop, 40.0)
+        return (await asyncio.gather(robot(batcher, "t", until=40.0, period_s=0.5), flood))[0]
+
+    took = run(main())
+    assert percentile(took[len(took) // 2 :], 0.95) < 1.5 * (0.061 + HEAD_S)
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])
