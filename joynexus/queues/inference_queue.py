@@ -33,9 +33,9 @@ from joynexus.types import ActionChunk, PredictRequest
 log = logging.getLogger(__name__)
 
 STRETCH = 1.4
-"""How much longer a batch may take for requests of a tenant that has many more than the others: those wait for the
-batch that runs when they come, and then for their own, so a flood must not make batches long. It costs the flood some
-throughput, and only while others are there or about to come."""
+"""How many times as long a batch may take for requests of a tenant that has many more than the others: those wait for
+the batch that runs when they come, and then for their own, so a flood must not make batches long. It costs the flood
+some throughput, and only while others are there or have been lately."""
 
 Because = Callable[[Literal["no_data", "waiting_for_group", "control"]], AbstractContextManager[None]]
 """Entered while the engine is idle, with the reason."""

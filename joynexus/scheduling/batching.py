@@ -67,7 +67,9 @@ class ForwardCost:
 
     def rows_within(self, seconds: float) -> int:
         """Return over how many rows a forward takes so long at most; 0 where it takes longer for any."""
-        return max(int((seconds - self.fixed_s) / self.per_row_s + 1e-9), 0) if self.per_row_s else sys.maxsize
+        if seconds < self.fixed_s:
+            return 0
+        return int((seconds - self.fixed_s) / self.per_row_s + 1e-9) if self.per_row_s else sys.maxsize
 
     @property
     def is_known(self) -> bool:

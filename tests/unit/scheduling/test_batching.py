@@ -174,3 +174,20 @@ def test_bound_and_room_hold():
 def test_a_wait_never_goes_beyond_its_bound(dues: list[float], waiting: int, bound: float):
     until = decide(*sorted(dues), waiting=waiting, bound=bound)
     assert 0.0 <= until <= bound
+
+
+def test_rows_within_a_time() -> None:
+    cost = ForwardCost(0.010, 0.001)
+    assert [cost.rows_within(seconds) for seconds in (0.005, 0.010, 0.011, 0.0155, 0.042)] == [0, 0, 1, 5, 32]
+    assert ForwardCost(0.010, 0.0).rows_within(0.005) == 0
+    assert ForwardCost(0.010, 0.0).rows_within(0.010) > 10**9
+
+
+def test_who_has_been_here_lately() -> None:
+    arrivals = Arrivals()
+    arrivals.enter("a", 0.0, 2)
+    arrivals.enter("b", 0.0)
+    assert arrivals.lately(0.5) == {}  # both are here
+    arrivals.leave("a", 1.0)
+    assert arrivals.lately(1.5) == {"a": 2}
+    assert arrivals.lately(1.0 + FORGET_S + 0.1) == {}

@@ -1,7 +1,7 @@
 import pytest
 
 from joynexus.scheduling.fairness import FairShare
-from joynexus.scheduling.preemption import LEAST_GAIN, MEMORY_S, Need, is_worth_it
+from joynexus.scheduling.preemption import LEAST_GAIN, LONGEST_WAIT, MEMORY_S, Need, Pauses, is_worth_it
 
 
 def test_a_little_is_not_worth_a_forward_that_nobody_shares():
@@ -53,3 +53,13 @@ def test_an_estimate_of_what_runs_is_nobody_elses_debt():
     fair.settle("flood", -9.0)
     fair.charge("flood", 1.0)
     assert fair.before({"flood"}, {"flood": 0.0, "a": 0.0}) == ["a"]
+
+
+def test_a_floods_batch_is_as_long_as_its_pauses_allow():
+    pauses = Pauses()
+    assert pauses.longest_flood(0.01) == LONGEST_WAIT * 0.01  # without pauses it would be waited for from end to end
+    pauses.measured(0.002, 0.020)
+    assert pauses.longest_flood(0.01) == pytest.approx(LONGEST_WAIT * 0.1)
+    for _ in range(30):
+        pauses.measured(0.030, 0.020)  # clocks of two threads
+    assert pauses.longest_flood(0.01) == pytest.approx(LONGEST_WAIT * 0.01, rel=0.01)
