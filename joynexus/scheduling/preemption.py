@@ -28,6 +28,9 @@ LONGEST_WAIT = 0.25
 pauses further apart."""
 _NEWEST = 0.3
 """Weight of the newest measurement in a moving mean."""
+_LONGEST_GROWTH = 20.0
+"""Memories after which numbers are made small again."""
+_NOTHING_S = 1e-9
 
 
 def is_worth_it(remaining_s: float, own_s: float) -> bool:
@@ -58,29 +61,37 @@ class Pauses:
 
 
 class Need:
-    """Which part of the device tenants without a flood would need by themselves: a mean that fades."""
+    """Which part of the device tenants without a flood would need by themselves: a mean that fades.
+
+    What is booked later is booked larger, which is the same as if all that was booked before had faded.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._total = 0.0
-        self._at = 0.0
+        self._origin = 0.0
+        """When a second counts as one."""
 
     def note(self, tenant: str, seconds: float, now: float) -> None:
         """Book what a tenant's requests would have cost without the flood beside them."""
-        self._fade(now)
-        self._seconds[tenant] = self._seconds.get(tenant, 0.0) + seconds
-        self._total += seconds
+        if now - self._origin > _LONGEST_GROWTH * MEMORY_S:
+            self._rebase(now)
+        grown = seconds * math.exp((now - self._origin) / MEMORY_S)
+        self._seconds[tenant] = self._seconds.get(tenant, 0.0) + grown
+        self._total += grown
 
     def of_others(self, tenant: str, now: float) -> float:
         """Return the part that all but this tenant need."""
-        faded = math.exp((self._at - now) / MEMORY_S)
-        return (self._total - self._seconds.get(tenant, 0.0)) * faded / MEMORY_S
+        others = max(self._total - self._seconds.get(tenant, 0.0), 0.0)
+        return others * math.exp((self._origin - now) / MEMORY_S) / MEMORY_S
 
     def forget(self, tenant: str) -> None:
         """Drop a tenant; unknown ones are ignored."""
         self._total -= self._seconds.pop(tenant, 0.0)
 
-    def _fade(self, now: float) -> None:
-        faded, self._at = math.exp((self._at - now) / MEMORY_S), now
-        self._total *= faded
-        self._seconds = {tenant: seconds * faded for tenant, seconds in self._seconds.items()}
+    def _rebase(self, now: float) -> None:
+        """Let a second count as one again, and forget what has faded away."""
+        faded, self._origin = math.exp((self._origin - now) / MEMORY_S), now
+        kept = {tenant: seconds * faded for tenant, seconds in self._seconds.items()}
+        self._seconds = {tenant: seconds for tenant, seconds in kept.items() if seconds > _NOTHING_S}
+        self._total = sum(self._seconds.values())
