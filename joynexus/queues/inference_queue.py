@@ -13,7 +13,7 @@ tenant has had less than its share. A batch of nothing but floods is put aside f
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -21,33 +21,19 @@ from typing import Literal
 
 from joynexus.errors import JoyNexusError, QueueClosedError, ServiceError, TenantFailedError, TenantNotFoundError
 from joynexus.queues.batcher_stats import BatchBook, BatcherStats
+from joynexus.queues.flood_control import FloodControl
 from joynexus.queues.running_batch import Answer, Run, RunningBatch
-from joynexus.queues.waiting_room import Pending, Surplus, WaitingRoom
-from joynexus.scheduling.batching import Arrivals, ForwardCost, wait_until
+from joynexus.queues.waiting_room import Pending, WaitingRoom
+from joynexus.scheduling.batching import wait_until
 from joynexus.scheduling.cost import Measured
 from joynexus.scheduling.fairness import Priority
-from joynexus.scheduling.preemption import CROWD, Need, Pauses, is_worth_it
 from joynexus.specs.service import InferenceSpec
 from joynexus.types import ActionChunk, PredictRequest
 
 log = logging.getLogger(__name__)
 
-STRETCH = 1.4
-"""How many times as long a batch may take for requests of a tenant that has many more than the others: those wait for
-the batch that runs when they come, and then for their own, so a flood must not make batches long. It costs the flood
-some throughput, and only while others are there or have been lately."""
-
 Because = Callable[[Literal["no_data", "waiting_for_group", "control"]], AbstractContextManager[None]]
 """Entered while the engine is idle, with the reason."""
-
-
-class _Signature:
-    """What is learnt of the requests of one schema signature."""
-
-    def __init__(self) -> None:
-        self.arrivals = Arrivals()
-        self.forward = ForwardCost()
-        self.pauses = Pauses()
 
 
 class GroupBatcher:
@@ -82,12 +68,11 @@ class GroupBatcher:
         self._executor = executor or self._own_executor
         self._room = WaitingRoom(spec.max_queued_rows, spent)
         self._because: Because = because or _untold
-        self._signatures: dict[str, _Signature] = {}
+        self._floods = FloodControl(self._room, spec.max_batch_size)
         self._task: asyncio.Task[None] | None = None
         self._alarm: asyncio.Future[None] | None = None
         self._is_closed = False
         self._running: RunningBatch | None = None
-        self._need = Need()
         self._book = BatchBook()
 
     def set_share(self, tenant: str, weight: float, priority: Priority = "normal") -> None:
@@ -96,9 +81,7 @@ class GroupBatcher:
 
     def remove_tenant(self, tenant: str) -> None:
         """Forget a tenant's share; what waits for it is answered with ``TenantNotFoundError``."""
-        self._need.forget(tenant)
-        for each in self._signatures.values():
-            each.arrivals.forget(tenant)
+        self._floods.forget(tenant)
         for pending in self._room.forget(tenant):
             _fail(pending, TenantNotFoundError(f"tenant {tenant!r}: was removed while its request waited."))
 
@@ -134,12 +117,12 @@ class GroupBatcher:
         except JoyNexusError:
             self._book.refused += 1
             raise
-        arrivals = self._learnt(pending.signature).arrivals
+        arrivals = self._floods.learnt(pending.signature).arrivals
         arrivals.enter(request.tenant, pending.queued_at, pending.rows)
         self._ensure_running(loop)
         self._wake()
         if self._running is not None and request.tenant not in self._running.tenants:
-            self._interrupt(self._running, loop.time())
+            self._running.offer(self._floods.take_urgent(self._running, loop.time()))
         try:
             return await pending.answer
         except asyncio.CancelledError:
@@ -194,7 +177,9 @@ class GroupBatcher:
                 continue
             await self._fill(loop, signature, free_at)
             now = loop.time()
-            batch = self._room.take(signature, self._spec.max_batch_size, now, surplus=self._surplus(signature, now))
+            batch = self._room.take(
+                signature, self._spec.max_batch_size, now, surplus=self._floods.surplus(signature, now)
+            )
             while batch:
                 with self._because("control"):  # but for what the engine itself counts as its work
                     batch = await self._execute(loop, batch)
@@ -214,14 +199,14 @@ class GroupBatcher:
 
     def _may_pay(self, signature: str) -> bool:
         """Whether company could save anything: a cheap question, so that callers are rarely looked at one by one."""
-        forward = self._learnt(signature).forward
+        forward = self._floods.learnt(signature).forward
         is_full = self._room.rows_of(signature) >= self._spec.max_batch_size
         return not is_full and forward.may_gain(self._room.requests_of(signature), self._spec.device_second_worth)
 
     def _wait_until(self, signature: str, bound: float, now: float) -> float:
         if now >= bound or not self._may_pay(signature):
             return now
-        learnt = self._learnt(signature)
+        learnt = self._floods.learnt(signature)
         return wait_until(
             now,
             bound=bound,
@@ -232,45 +217,6 @@ class GroupBatcher:
             cost=learnt.forward,
             worth=self._spec.device_second_worth,
         )
-
-    def _surplus(self, signature: str, now: float) -> Surplus | None:
-        """Bound the part of a flood in a batch that others are in, or may come in the middle of.
-
-        A tenant that has more rows than its equal part of a batch may lengthen the batch of the others by two fifths
-        (:data:`STRETCH`). Where none of those waits now, it may make one as long as its pauses allow. Where all have
-        many, or only one has any, batches are as full as they can be.
-        """
-        learnt, most = self._learnt(signature), self._spec.max_batch_size
-        forward = learnt.forward
-        if not forward.is_known or forward(min(self._room.rows_of(signature), most)) <= STRETCH * forward(1):
-            return None
-        active = self._active(now)
-        quota = self._quota(active)
-        if not any(rows <= quota for rows in active.values()):
-            return None
-        others = sum(rows for rows in self._room.rows_by_tenant.values() if rows <= quota)
-        longest = STRETCH * forward(max(others, 1))
-        if not others and self._need.of_others("", now) <= CROWD:
-            longest = max(longest, learnt.pauses.longest_flood(forward(1)))
-        return Surplus(quota, forward.rows_within(longest))
-
-    def _active(self, now: float) -> dict[str, int]:
-        """Return the rows of those who wait, and of those who have been here lately and may come back."""
-        active = dict(self._room.rows_by_tenant)
-        for each in self._signatures.values():
-            for tenant, rows in each.arrivals.lately(now).items():
-                active.setdefault(tenant, rows)
-        return active
-
-    def _quota(self, active: Mapping[str, int]) -> int:
-        """Return a tenant's equal part of a batch; who has more rows is a flood, where others have less."""
-        return max(self._spec.max_batch_size // len(active), 1)
-
-    def _learnt(self, signature: str) -> _Signature:
-        known = self._signatures.get(signature)
-        if known is None:
-            known = self._signatures[signature] = _Signature()
-        return known
 
     async def _execute(self, loop: asyncio.AbstractEventLoop, batch: list[Pending]) -> list[Pending]:
         """Run a batch, and answer it; returns what it was to be put aside for and was not any more."""
@@ -298,43 +244,16 @@ class GroupBatcher:
         self._finish(running.end(answers), is_aside=False)
         return running.close()
 
-    def _interrupt(self, running: RunningBatch, now: float) -> None:
-        """Hand the engine who is owed more than those of the batch that runs, if the batch gives way."""
-        if not running.gives_way or running.is_aside:
-            return
-        # A run that is overdue is taken to need as long again as it is late.
-        remaining = abs(self._learnt(running.batch[0].signature).forward(running.rows) - running.seconds(now))
-        rows, quota = self._room.rows_by_tenant, self._quota(self._active(now))
-        owed = [tenant for tenant in self._room.owed_more(now, running.tenants) if rows[tenant] <= quota]
-        offered = running.offered
-        room = self._spec.max_batch_size - sum(each.rows for each in offered)
-        for tenant in owed if room > 0 else ():
-            if self._need.of_others(tenant, now) > CROWD:
-                continue
-            signature = self._room.signature_of(tenant)
-            fits = not offered or signature == offered[0].signature
-            if fits and is_worth_it(remaining, self._learnt(signature).forward(1)):
-                batch = self._room.take(signature, room, now, among=owed, served=running.tenants, joins=bool(offered))
-                running.offer(batch)
-                return
-
     def _after_aside(self, run: Run) -> None:
         """Answer requests that were run in the middle of a batch, and see who has come meanwhile."""
         self._finish(run, is_aside=True)
         if self._running is not None:
-            self._interrupt(self._running, run.ended)
+            self._running.offer(self._floods.take_urgent(self._running, run.ended))
 
     def _finish(self, run: Run, *, is_aside: bool) -> None:
         """Learn from a run, and answer its requests."""
         self._book.note(run, is_aside=is_aside)
-        forward = self._learnt(run.batch[0].signature).forward
-        forward.measured(run.rows, run.seconds)
-        if run.longest_s is not None:
-            self._learnt(run.batch[0].signature).pauses.measured(run.longest_s, run.seconds)
-        others = [each for each in run.batch if each.tenant not in run.floods]
-        rows = sum(each.rows for each in others)
-        for each in others:
-            self._need.note(each.tenant, forward(rows) * each.rows / rows, run.ended)
+        self._floods.finished(run)
         self._room.settle({each.tenant for each in run.batch})
         for pending, answer in zip(run.batch, run.answers, strict=True):
             if isinstance(answer, Exception):

@@ -52,6 +52,8 @@ class Pauses:
 
     def measured(self, longest_s: float, run_s: float) -> None:
         """Learn from a run and its longest time between two pauses, its beginning and its end."""
+        if run_s <= 0.0:
+            return  # the clock has not moved
         latest = min(longest_s / run_s, 1.0)
         self.longest = latest if self.longest == 1.0 else (1.0 - _NEWEST) * self.longest + _NEWEST * latest
 
