@@ -4,6 +4,7 @@ import asyncio
 import random
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from itertools import product
 
 import pytest
 
@@ -219,21 +220,25 @@ def test_low_class_progresses_by_ageing(run, loop, observe, make_engine):
     assert engine.spent_s["low"].rows == pytest.approx(60 / 10, abs=1)
 
 
+FORWARDS = [(0.01, 0.0001), (0.01, 0.001), (0.01, 0.003), (0.001, 0.008)]
+"""Fixed seconds, and those of a row."""
+CROWDS = [(1, 1, 0.04), (1, 1, 0.1), (1, 2, 0.1), (1, 4, 0.1), (1, 8, 0.2), (3, 1, 0.1), (3, 2, 0.1), (3, 4, 0.15)]
+"""Floods, others, and the time from one request of those to the next: alone, each needs less than its share, and all of
+them half of the device at most. Where they share forwards, they may need more."""
+
+
 @pytest.mark.parametrize(
-    ("fixed_s", "row_s"), [(0.01, 0.0001), (0.01, 0.0005), (0.01, 0.001), (0.01, 0.003), (0.001, 0.008)]
-)
-@pytest.mark.parametrize(
-    "crowd", [(1, 1, 0.04), (1, 1, 0.1), (1, 2, 0.1), (1, 4, 0.1), (1, 8, 0.12), (3, 1, 0.1), (3, 2, 0.1), (3, 4, 0.1)]
+    ("forward", "crowd"), [*product(FORWARDS, CROWDS), *((forward, (1, 8, 0.1)) for forward in FORWARDS[:2])]
 )
 def test_a_flood_of_300_moves_another_tenants_p95_by_less_than_half(
-    loop, make_engine, observe, robot, fixed_s: float, row_s: float, crowd: tuple[int, int, float]
+    loop, make_engine, observe, robot, forward: tuple[float, float], crowd: tuple[int, int, float]
 ):
-    """One or three keep 300 requests waiting all the time; each of the others asks for less than its share."""
-    floods, others, period_s = crowd
+    """One or three keep 300 requests waiting all the time; the others ask at about even times."""
+    (fixed_s, row_s), (floods, others, period_s) = forward, crowd
 
     async def measure(flood: bool) -> float:
         batcher = make_engine(fixed_s=fixed_s, row_s=row_s).batcher()
-        until = loop.time() + 8.0
+        until = loop.time() + 6.0
         tasks = [
             asyncio.create_task(robot(batcher, f"t{index}", until=until, period_s=period_s)) for index in range(others)
         ]
@@ -243,7 +248,9 @@ def test_a_flood_of_300_moves_another_tenants_p95_by_less_than_half(
             await asyncio.gather(
                 *(saturate(batcher, observe, f"flood{index}", each, loop, until) for index in range(floods))
             )
-        took = [late for each in await asyncio.gather(*tasks) for late in each[6:]]
+        took = [
+            late for each in await asyncio.gather(*tasks) for late in each[len(each) // 3 :]
+        ]  # what is needed is learnt
         await batcher.aclose()
         return percentile(took, 0.95)
 
