@@ -11,7 +11,9 @@ from joynexus.errors import ServiceError, StalePolicyError, TenantNotFoundError
 from joynexus.inference.engine import InferenceEngine
 from joynexus.inference.interruption import PAUSES_AHEAD, Pace
 from joynexus.models import pauses
+from joynexus.queues import flood_control
 from joynexus.queues.inference_queue import GroupBatcher
+from joynexus.scheduling import preemption
 from joynexus.specs.service import InferenceSpec
 from joynexus.types import ActionChunk
 
@@ -156,8 +158,10 @@ def test_a_stack_runs_through(make_engine, snapshot, request_of):
         assert all(equal(*each) for each in zip(answers, wanted, strict=True))
 
 
-def test_through_the_batcher_a_request_overtakes_a_flood_that_runs(make_engine, snapshot, request_of):
+def test_through_the_batcher_a_request_overtakes_a_flood_that_runs(make_engine, snapshot, request_of, monkeypatch):
     """A real thread: the flood's batch has begun when the other request comes, and ends after it."""
+    monkeypatch.setattr(preemption, "LEAST_GAIN", 0.0)  # however late this machine takes the batch to be
+    monkeypatch.setattr(flood_control, "CROWD", 1e9)  # and however long its first runs were
     engine = make_engine(**NO_STORE)
     for tenant in ("flood", "a"):
         engine.set_policy(snapshot(tenant))
