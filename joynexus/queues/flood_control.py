@@ -84,7 +84,7 @@ class FloodControl:
         waiting = self._room.rows_by_tenant.items()
         others = sum(rows for tenant, rows in waiting if rows <= quota and self._room.signature_of(tenant) == signature)
         longest = STRETCH * forward(max(others, 1))
-        if not others and self._need.of_others("", now) <= CROWD:
+        if not others and self._need.of_all(now) <= CROWD:
             longest = max(longest, learnt.pauses.longest_flood(forward(1)))
         return Surplus(quota, forward.rows_within(longest))
 

@@ -75,21 +75,27 @@ class Need:
         """When a second counts as one."""
 
     def note(self, tenant: str, seconds: float, now: float) -> None:
-        """Book what a tenant's requests would have cost without the flood beside them."""
+        """Book the device-seconds that a tenant's requests would have cost without the flood beside them."""
         if now - self._origin > _LONGEST_GROWTH * MEMORY_S:
             self._rebase(now)
         grown = seconds * math.exp((now - self._origin) / MEMORY_S)
         self._seconds[tenant] = self._seconds.get(tenant, 0.0) + grown
         self._total += grown
 
+    def of_all(self, now: float) -> float:
+        """Return the part of the device, from 0 on, that all of them need."""
+        return self._part(self._total, now)
+
     def of_others(self, tenant: str, now: float) -> float:
         """Return the part that all but this tenant need."""
-        others = max(self._total - self._seconds.get(tenant, 0.0), 0.0)
-        return others * math.exp((self._origin - now) / MEMORY_S) / MEMORY_S
+        return self._part(self._total - self._seconds.get(tenant, 0.0), now)
 
     def forget(self, tenant: str) -> None:
         """Drop a tenant; unknown ones are ignored."""
         self._total -= self._seconds.pop(tenant, 0.0)
+
+    def _part(self, grown: float, now: float) -> float:
+        return max(grown, 0.0) * math.exp((self._origin - now) / MEMORY_S) / MEMORY_S
 
     def _rebase(self, now: float) -> None:
         """Let a second count as one again, and forget what has faded away."""

@@ -204,7 +204,7 @@ def _take_effect(member: Member, computed: Computed | JoyNexusError | None) -> d
         return computed
     state, call = member.state, member.queued.call
     metrics = dict[str, float]()
-    if computed is None:
+    if computed is None:  # a sum of its own all the same: the step consumes it, and may be refused
         accumulated = state.accumulated.plus({}, rows=0, weight=0.0)
     else:
         accumulated = state.accumulated.plus(computed.gradient, computed.rows, computed.weight)

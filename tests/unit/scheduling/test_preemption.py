@@ -19,7 +19,7 @@ def test_need_is_the_part_of_the_device_and_fades():
         need.note("b", 0.005, now)
     assert need.of_others("b", now) == pytest.approx(0.2, rel=0.05)
     assert need.of_others("a", now) == pytest.approx(0.1, rel=0.05)
-    assert need.of_others("c", now) == pytest.approx(0.3, rel=0.05)
+    assert need.of_others("c", now) == need.of_all(now) == pytest.approx(0.3, rel=0.05)
     assert need.of_others("c", now + 3 * MEMORY_S) < 0.02
     need.forget("a")
     need.forget("a")
